@@ -1,0 +1,36 @@
+"""Acceptance test of the image `vllm-nixl`: the locked versions are there, import together, and the CLI runs."""
+
+import importlib
+import importlib.metadata
+import os
+import subprocess
+
+problems = []
+for pin in os.environ["LOCK"].split():
+    name, _, version = pin.partition("==")
+    try:
+        seen = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        seen = "nothing"
+    if seen != version:
+        problems.append(f"{name}: {version} is locked, {seen} is installed")
+
+backends = [name for name in ("nixl-cu12", "nixl-cu13") if list(importlib.metadata.Distribution.discover(name=name))]
+if backends != ["nixl-cu13"]:
+    problems.append(f"exactly nixl-cu13 is wanted as NIXL's backend, found {backends or 'none'}")
+
+for module in ("torch", "nixl", "vllm", "vllm_router", "transformers"):
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a broken closure raises
+        problems.append(f"import {module}: {type(error).__name__}: {error}")
+
+for words in (["--version"], ["serve", "--help=all"]):
+    done = subprocess.run(["vllm", *words], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        problems.append(f"vllm {' '.join(words)}: status {done.returncode}: {done.stderr[-2000:]}")
+    elif words[0] == "serve" and "--kv-transfer-config" not in done.stdout:
+        problems.append("vllm serve --help=all does not know --kv-transfer-config")
+
+if problems:
+    raise SystemExit("the image is not accepted:\n  " + "\n  ".join(problems))

@@ -1,0 +1,265 @@
+"""What the proof asks and how it judges: no I/O here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ansible.module_utils.fleet_metrics import MetricsError, label, parse, total
+
+PASSED, FAILED, NOT_ATTRIBUTABLE = "passed", "failed", "not attributable"
+RATE_OK, RATE_LOW, RATE_NOT_JUDGED = "ok", "below the floor", "not judged"
+
+GIGABYTE = 1e9
+SLOW_CAUSES = {
+    "nvlink": "UCX has usually fallen back to TCP: no IMEX channel in the container, KV memory that is not "
+    "exportable (cumem allocator off), or UCX_TLS without cuda_ipc",
+    "rdma": "UCX has usually fallen back to TCP: no RDMA device in the container, UCX_NET_DEVICES naming "
+    "another one, or a memlock limit",
+    "tcp": "UCX_NET_DEVICES may name a slow interface, or the hosts are busy",
+}
+
+# Common words: one token each for most tokenizers, so that the prompt's length can be foreseen.
+TEXT = """
+time year people way day man thing woman life child world school state family student group country
+problem hand part place case week company system program question work government number night point home
+water room mother area money story fact month lot right study book eye job word business issue side kind
+head house service friend father power hour game line end member law car city community name
+"""
+WORDS = TEXT.split()
+
+
+@dataclass(frozen=True)
+class Prompts:
+    original: str
+    altered: str
+
+
+def make_prompts(randomness: random.Random, words: int) -> Prompts:
+    """A prompt nobody has sent before, and the same with one early word changed.
+
+    What follows depends on the early word: a language model repeats it, the lab's model attends to it.
+    """
+    first, second = (f"{randomness.getrandbits(32):08x}" for _ in range(2))
+    middle = " ".join(randomness.choice(WORDS) for _ in range(words))
+
+    def prompt(secret: str) -> str:
+        return f"Remember this code: {secret}. Then read on. {middle}. The code, repeated exactly, is: "
+
+    return Prompts(prompt(first), prompt(second))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an engine's /metrics says about KV transfers and about whose they may be."""
+
+    bytes: float
+    transfers: float
+    seconds: float
+    failed_transfers: float
+    failed_notifications: float
+    expired: float
+    finished: float
+    running: float
+    waiting: float
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        return Counters(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+
+_METRICS = {
+    "bytes": "vllm:nixl_bytes_transferred_sum",
+    "transfers": "vllm:nixl_bytes_transferred_count",
+    "seconds": "vllm:nixl_xfer_time_seconds_sum",
+    "failed_transfers": "vllm:nixl_num_failed_transfers_total",
+    "failed_notifications": "vllm:nixl_num_failed_notifications_total",
+    "expired": "vllm:nixl_num_kv_expired_reqs_total",
+    "finished": "vllm:request_success_total",
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+}
+
+
+def read_counters(page: str) -> tuple[Counters, int]:
+    """The counters and the KV block size in a /metrics page."""
+    samples = parse(page)
+    values = {key: total(samples, name) for key, name in _METRICS.items()}
+    missing = sorted(_METRICS[key] for key, value in values.items() if value is None)
+    block_size = label(samples, "vllm:cache_config_info", "block_size")
+    if block_size is None or not block_size.isdigit():
+        missing.append("vllm:cache_config_info{block_size}")
+    if missing:
+        raise MetricsError(
+            f"it lacks {', '.join(missing)}. An engine has them when it runs with NixlConnector in its "
+            "kv_transfer_config and without disable_log_stats"
+        )
+    return Counters(**values), int(block_size or 0)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a pair must meet."""
+
+    transport: str
+    floor_gbps: float
+    floor_min_bytes: int
+    bytes_per_token: int | None
+    compared_tokens: int | None  # None: every token
+    transfers_per_request: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one measured request showed."""
+
+    prompt_tokens: int
+    block_size: int
+    reference: list[int]
+    altered: list[int]
+    tokens: list[int]
+    text: str
+    finish_reason: str | None
+    before: Counters
+    after: Counters
+
+
+@dataclass
+class Judgement:
+    verdict: str
+    reasons: list[str] = field(default_factory=list)
+    bytes: int | None = None
+    expected_bytes: int | None = None
+    seconds: float | None = None
+    rate_gbps: float | None = None
+    rate_verdict: str = RATE_NOT_JUDGED
+    tokens_equal: bool | None = None
+
+
+def judge(evidence: Evidence, terms: Terms) -> Judgement:
+    delta = evidence.after - evidence.before
+    head = slice(terms.compared_tokens)
+    moved, seconds = int(delta.bytes), delta.seconds
+    expected = _expected_bytes(evidence, terms)
+    rate = moved / seconds / GIGABYTE if seconds > 0 else None
+    judged = rate is not None and moved >= terms.floor_min_bytes
+    low = judged and rate is not None and rate < terms.floor_gbps
+
+    reasons = _wrong_answers(evidence, head)
+    if _went_back(delta):
+        reasons.append("the decode's counters went back: it was restarted during the proof")
+    else:
+        reasons += _wrong_transfer(delta, expected)
+        if low:
+            reasons.append(
+                f"KV moved at {rate:.3g} GB/s, under the floor of {terms.floor_gbps:g} GB/s for "
+                f"{terms.transport} ({moved} bytes in {seconds:.3g} s). {SLOW_CAUSES[terms.transport]}"
+            )
+
+    verdict = FAILED
+    if not reasons:
+        reasons = _other_traffic(evidence, delta, terms)
+        verdict = NOT_ATTRIBUTABLE if reasons else PASSED
+    return Judgement(
+        verdict=verdict,
+        reasons=reasons,
+        bytes=moved,
+        expected_bytes=expected if terms.bytes_per_token else None,
+        seconds=round(seconds, 6),
+        rate_gbps=None if rate is None else round(rate, 6),
+        rate_verdict=(RATE_LOW if low else RATE_OK) if judged else RATE_NOT_JUDGED,
+        tokens_equal=evidence.tokens[head] == evidence.reference[head],
+    )
+
+
+def _wrong_answers(evidence: Evidence, head: slice) -> list[str]:
+    reasons = []
+    if evidence.finish_reason == "error":
+        reasons.append("the decode ended the request with finish_reason 'error'")
+    if not evidence.text:
+        reasons.append("the decode answered without any text")
+    if evidence.reference[head] == evidence.altered[head]:
+        reasons.append(
+            "the check is blind: two prompts that differ in one early word give the same tokens, so tokens "
+            "cannot tell right KV from wrong (a model with random weights, or an unsuitable prompt)"
+        )
+    if evidence.tokens[head] != evidence.reference[head]:
+        reasons.append(_difference(evidence, head))
+    return reasons
+
+
+def _wrong_transfer(delta: Counters, expected: int) -> list[str]:
+    reasons = []
+    if delta.bytes <= 0:
+        reasons.append(
+            "no KV bytes were moved: the decode computed the prompt itself (kv_transfer_params did not reach "
+            "it, or it could not use them: see its log)"
+        )
+    elif delta.bytes < expected:
+        reasons.append(f"only {delta.bytes:.0f} KV bytes were moved, the prompt's full blocks are {expected}")
+    if delta.failed_transfers:
+        reasons.append(f"the decode counted {delta.failed_transfers:.0f} failed KV transfers")
+    return reasons
+
+
+def _expected_bytes(evidence: Evidence, terms: Terms) -> int:
+    full_blocks = evidence.prompt_tokens // evidence.block_size
+    return full_blocks * evidence.block_size * (terms.bytes_per_token or 0)
+
+
+def _went_back(delta: Counters) -> bool:
+    gauges = ("running", "waiting")
+    return any(getattr(delta, f.name) < 0 for f in fields(delta) if f.name not in gauges)
+
+
+def _difference(evidence: Evidence, head: slice) -> str:
+    want, got = evidence.reference[head], evidence.tokens[head]
+    shorter = min(len(want), len(got))
+    at = next((i for i in range(shorter) if want[i] != got[i]), shorter)
+    return (
+        f"the tokens differ from the prefill's own from token {at + 1} on: expected {want}, got {got}. "
+        "The decode worked on wrong KV, or the two engines do not run the same model in the same way"
+    )
+
+
+def _other_traffic(evidence: Evidence, delta: Counters, terms: Terms) -> list[str]:
+    """Why the counters may hold somebody else's transfers."""
+    seen = []
+    if not evidence.before.idle:
+        seen.append("the decode was busy before the measured request")
+    if not evidence.after.idle:
+        seen.append("the decode was still busy after it")
+    if delta.finished != 1:
+        seen.append(f"the decode finished {delta.finished:.0f} requests meanwhile")
+    if delta.transfers > terms.transfers_per_request:
+        seen.append(
+            f"it counted {delta.transfers:.0f} transfers, one request makes {terms.transfers_per_request}"
+        )
+    return seen
+
+
+def report(pairs: list[dict[str, Any]]) -> list[str]:
+    """The table a person reads."""
+    rows = [("pair", "verdict", "prompt", "KV", "rate", "warm-ups", "TTFT")]
+    for pair in pairs:
+        failed = sum(not warmup["ok"] for warmup in pair["warmups"])
+        rate = "-" if pair["rate_gbps"] is None else f"{pair['rate_gbps']:.3g} GB/s"
+        if pair["rate_verdict"] != RATE_OK and pair["rate_gbps"] is not None:
+            rate += f" ({pair['rate_verdict']})"
+        rows.append(
+            (
+                pair["name"],
+                pair["verdict"],
+                "-" if pair["prompt_tokens"] is None else f"{pair['prompt_tokens']} tokens",
+                "-" if pair["bytes"] is None else f"{pair['bytes'] / 1e6:.3g} MB",
+                rate,
+                f"{len(pair['warmups'])}" + (f" ({failed} failed)" if failed else ""),
+                "-" if pair["ttft"] is None else f"{pair['ttft']:.2f} s",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows]

@@ -1,0 +1,168 @@
+"""The command line: `vllm-fleet validate` and `vllm-fleet plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from vllm_fleet.loading import Loaded
+    from vllm_fleet.problems import Problem
+
+RIGHT, PROBLEMS, USAGE = 0, 1, 2
+
+app = typer.Typer(
+    help="Judges an Ansible inventory of vLLM engines and shows what would be deployed. Touches no host.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Inventory = Annotated[
+    list[str],
+    typer.Option("--inventory", "-i", help="Inventory file or directory; may be given several times."),
+]
+ExtraVars = Annotated[
+    list[str] | None,
+    typer.Option("--extra-vars", "-e", help="key=value, YAML/JSON, or @file, as for ansible-playbook."),
+]
+VaultFiles = Annotated[
+    list[str] | None,
+    typer.Option("--vault-password-file", help="File with the vault password, or a script that prints it."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def validate(
+    inventory: Inventory,
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+    as_json: Json = False,  # noqa: FBT002  typer makes an option of it
+) -> None:
+    """Check an inventory against every rule. Exit 0: right, 1: problems, 2: wrong usage."""
+    loaded = _load(inventory, extra_vars, vault_password_file, as_json)
+    from vllm_fleet.planning import check
+
+    fleet, engines = check(loaded.hosts, loaded.groups)
+    found = loaded.all_problems(fleet.problems.all())
+    _finish(found, as_json, {})
+    if not as_json:
+        hosts = len({engine.host for engine in engines})
+        sys.stdout.write(f"The inventory is right: {len(engines)} engines on {hosts} hosts.\n")
+
+
+@app.command()
+def plan(
+    inventory: Inventory,
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+    as_json: Json = False,  # noqa: FBT002
+) -> None:
+    """Show what would be deployed: engines, ports and pairs. Exit 0: right, 1: problems, 2: wrong usage."""
+    loaded = _load(inventory, extra_vars, vault_password_file, as_json)
+    from vllm_fleet.planning import plan as make_plan
+
+    result, problems = make_plan(loaded.hosts, loaded.groups)
+    found = loaded.all_problems(problems)
+    _finish(found, as_json, {"plan": result if not _refused(found) else None})
+    if result is not None and not as_json:
+        _show(result)
+
+
+def _load(
+    inventory: list[str],
+    extra_vars: list[str] | None,
+    vault_files: list[str] | None,
+    as_json: bool,  # noqa: FBT001
+) -> Loaded:
+    for file in [*inventory, *(vault_files or [])]:
+        if not Path(file).exists():
+            raise typer.BadParameter(f"{file} does not exist.")
+    try:
+        from vllm_fleet.loading import OptionError, UnreadableError, load
+    except Exception as error:  # noqa: BLE001  Ansible reads ansible.cfg while it is imported, and may refuse it
+        raise typer.BadParameter(f"Ansible cannot start: {' '.join(str(error).split())}") from None
+
+    try:
+        return load(inventory, extra_vars or [], vault_files or [])
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from None
+    except UnreadableError as error:
+        _print(error.problems.all(), as_json, {})
+        raise typer.Exit(PROBLEMS) from None
+
+
+def _refused(problems: list[Problem]) -> bool:
+    return any(problem.rule.severity == "error" for problem in problems)
+
+
+def _finish(problems: list[Problem], as_json: bool, more: dict[str, Any]) -> None:  # noqa: FBT001
+    """Print what was found; leave with 1 if the inventory is refused."""
+    _print(problems, as_json, more)
+    if _refused(problems):
+        raise typer.Exit(PROBLEMS)
+
+
+def _print(problems: list[Problem], as_json: bool, more: dict[str, Any]) -> None:  # noqa: FBT001
+    """The problems as text on stderr, or as JSON, with everything else, on stdout."""
+    from vllm_fleet.problems import text_of
+
+    found = [problem.as_dict() for problem in problems]
+    if as_json:
+        document = {"ok": not _refused(problems), "problems": found} | more
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    elif found:
+        sys.stderr.write(text_of(found) + "\n")
+
+
+def _show(plan: dict[str, Any]) -> None:
+    """The plan as tables. Colours are rich's choice: only on a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # a pipe has no width, and a name cut into pieces cannot be searched for
+
+    def table(title: str, headings: list[str], rows: list[list[Any]]) -> None:
+        drawn = Table(title=title, title_justify="left")
+        for heading in headings:
+            drawn.add_column(heading, overflow="fold")
+        for row in rows:
+            drawn.add_row(*map(str, row))
+        console.print(drawn)
+
+    hosts, pairs = plan["hosts"], plan["pairs"]
+    devices = {member["name"]: member["devices"] for host in hosts.values() for member in host["members"]}
+    headings = ["engine", "role", "host", "GPUs", "TP", "PP", "DP", "URL", "side channel"]
+    rows = [
+        [
+            *(engine["name"], engine["role"], engine["head"], ",".join(map(str, devices[engine["name"]]))),
+            *(engine[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data")),
+            *(engine["url"], engine["side_channel"] or ""),
+        ]
+        for engine in plan["engines"]
+    ]
+    table("Engines", headings, rows)
+    rows = [[name, use["port"], use["purpose"]] for name, host in hosts.items() for use in host["ports"]]
+    table("Ports", ["host", "port", "purpose"], rows)
+    if pairs:
+        rows = [
+            [number, *pairs[index].values()]
+            for number, turn in enumerate(plan["rounds"], 1)
+            for index in turn
+        ]
+        table(f"Pairs in {len(plan['rounds'])} round(s)", ["round", "prefill", "decode"], rows)
+    model = plan["model"]
+    console.print(f"Model {model['served_name']} from {model['path']}; KV over {plan['kv_transport']}.")
+    console.print(f"Front: {plan['router']['url']}")
+
+
+def main() -> None:
+    """Entry point of the `vllm-fleet` command."""
+    app()

@@ -1,0 +1,191 @@
+"""The verdict, over counters recorded from a real transfer."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from ansible.module_utils.fleet_proof import (
+    FAILED,
+    NOT_ATTRIBUTABLE,
+    PASSED,
+    Evidence,
+    Terms,
+    judge,
+    make_prompts,
+    read_counters,
+    report,
+)
+
+TERMS = Terms(
+    transport="tcp",
+    floor_gbps=0.001,
+    floor_min_bytes=1_000_000,
+    bytes_per_token=1024,
+    compared_tokens=None,
+    transfers_per_request=1,
+)
+
+
+@pytest.fixture
+def evidence(data):
+    before, block_size = read_counters(data("decode-fresh.txt"))
+    after, _ = read_counters(data("decode-one-request.txt"))
+    return Evidence(
+        prompt_tokens=1544,
+        block_size=block_size,
+        reference=[1, 2, 3, 4],
+        altered=[1, 9, 3, 4],
+        tokens=[1, 2, 3, 4],
+        text="some words",
+        finish_reason="length",
+        before=before,
+        after=after,
+    )
+
+
+def seen(evidence, **after):
+    return replace(evidence, after=replace(evidence.after, **after))
+
+
+def test_a_clean_transfer_passes_with_its_numbers(evidence):
+    judgement = judge(evidence, TERMS)
+    assert (judgement.verdict, judgement.reasons) == (PASSED, [])
+    assert (judgement.bytes, judgement.expected_bytes) == (1703936, 12 * 128 * 1024)
+    assert judgement.rate_gbps == pytest.approx(1703936 / 0.154932 / 1e9, abs=1e-6)
+    assert judgement.rate_verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens": [1, 2, 8, 4]}, r"differ from the prefill's own from token 3 on: expected \[1, 2, 3, 4\]"),
+        ({"tokens": [1, 2, 3]}, "differ .* from token 4 on"),
+        ({"altered": [1, 2, 3, 4]}, "the check is blind"),
+        ({"finish_reason": "error"}, "finish_reason 'error'"),
+        ({"text": ""}, "without any text"),
+    ],
+)
+def test_a_wrong_answer_fails(evidence, change, reason):
+    judgement = judge(replace(evidence, **change), TERMS)
+    assert judgement.verdict == FAILED
+    assert any(re.search(reason, text) for text in judgement.reasons), judgement.reasons
+
+
+def test_right_tokens_without_kv_bytes_fail(evidence):
+    judgement = judge(seen(evidence, bytes=0.0, transfers=0.0, seconds=0.0), TERMS)
+    assert judgement.verdict == FAILED
+    assert judgement.reasons[0].startswith("no KV bytes were moved")
+    assert judgement.tokens_equal is True
+
+
+def test_a_transfer_of_less_than_the_full_blocks_fails(evidence):
+    full = 12 * 128 * 1024
+    assert judge(seen(evidence, bytes=float(full)), TERMS).verdict == PASSED
+    judgement = judge(seen(evidence, bytes=float(full - 1)), TERMS)
+    assert judgement.reasons == [f"only {full - 1} KV bytes were moved, the prompt's full blocks are {full}"]
+
+
+def test_without_bytes_per_token_any_byte_will_do(evidence):
+    judgement = judge(seen(evidence, bytes=1.0), replace(TERMS, bytes_per_token=None))
+    assert (judgement.verdict, judgement.expected_bytes) == (PASSED, None)
+
+
+def test_a_failed_transfer_fails_even_when_the_tokens_are_right(evidence):
+    judgement = judge(seen(evidence, failed_transfers=1.0), TERMS)
+    assert judgement.reasons == ["the decode counted 1 failed KV transfers"]
+
+
+def test_a_rate_under_the_floor_fails_and_says_what_it_means(evidence):
+    judgement = judge(evidence, replace(TERMS, transport="nvlink", floor_gbps=10.0))
+    assert (judgement.verdict, judgement.rate_verdict) == (FAILED, "below the floor")
+    assert "0.011 GB/s, under the floor of 10 GB/s for nvlink" in judgement.reasons[0]
+    assert "IMEX channel" in judgement.reasons[0]
+
+
+def test_the_rate_of_few_bytes_is_not_judged(evidence):
+    judgement = judge(evidence, replace(TERMS, floor_gbps=1e6, floor_min_bytes=2_000_000))
+    assert (judgement.verdict, judgement.rate_verdict) == (PASSED, "not judged")
+
+
+OTHER_TRAFFIC = [
+    ({"running": 1.0}, {}, "busy before"),
+    ({"waiting": 1.0}, {}, "busy before"),
+    ({}, {"running": 1.0}, "still busy after"),
+    ({}, {"finished": 3.0}, "finished 3 requests"),
+    ({}, {"finished": 0.0}, "finished 0 requests"),
+    ({}, {"transfers": 2.0}, "counted 2 transfers, one request makes 1"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "reason"), OTHER_TRAFFIC)
+def test_counters_that_others_may_have_moved_are_never_a_pass(evidence, before, after, reason):
+    judgement = judge(seen(replace(evidence, before=replace(evidence.before, **before)), **after), TERMS)
+    assert judgement.verdict == NOT_ATTRIBUTABLE
+    assert reason in judgement.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"failed_transfers": 1.0}, {"bytes": 0.0}, {"seconds": 10_000.0}],
+    ids=["failed", "zero", "slow"],
+)
+def test_a_fault_amid_other_traffic_is_still_a_failure(evidence, fault):
+    assert judge(seen(evidence, finished=3.0, **fault), TERMS).verdict == FAILED
+
+
+def test_wrong_tokens_amid_other_traffic_are_still_a_failure(evidence):
+    assert judge(seen(replace(evidence, tokens=[7]), finished=3.0), TERMS).verdict == FAILED
+
+
+def test_counters_that_went_back_mean_a_restart(evidence):
+    judgement = judge(replace(evidence, before=evidence.after, after=evidence.before), TERMS)
+    assert judgement.verdict == FAILED
+    assert "restarted during the proof" in judgement.reasons[0]
+
+
+def test_with_different_tp_only_the_declared_prefix_counts(evidence):
+    late = replace(evidence, tokens=[1, 2, 8, 8])
+    assert judge(late, replace(TERMS, compared_tokens=2)).verdict == PASSED
+    blind = judge(replace(late, altered=[1, 2, 5, 5]), replace(TERMS, compared_tokens=2))
+    assert "blind" in blind.reasons[0]
+
+
+def test_each_rank_may_make_a_transfer(evidence):
+    assert judge(seen(evidence, transfers=4.0), replace(TERMS, transfers_per_request=4)).verdict == PASSED
+
+
+def test_prompts_differ_in_one_early_word_and_are_never_the_same():
+    randomness = random.Random(1)
+    prompts = make_prompts(randomness, 50)
+    original, altered = prompts.original.split(), prompts.altered.split()
+    assert [i for i, (a, b) in enumerate(zip(original, altered, strict=True)) if a != b] == [3]
+    assert len(original) > 50
+    assert make_prompts(randomness, 50) != prompts
+
+
+def test_the_table_is_aligned_and_shows_what_matters():
+    pair = {
+        "name": "p -> d",
+        "verdict": FAILED,
+        "prompt_tokens": 1544,
+        "bytes": 1703936,
+        "rate_gbps": 0.0110,
+        "rate_verdict": "below the floor",
+        "warmups": [{"ok": False}, {"ok": True}],
+        "ttft": 0.99,
+    }
+    unreached = {
+        **pair,
+        "name": "p -> e",
+        "prompt_tokens": None,
+        "bytes": None,
+        "rate_gbps": None,
+        "ttft": None,
+    }
+    head, *rows = report([pair, {**unreached, "warmups": []}])
+    assert rows[0].split("  ")[0] == "p -> d"
+    assert "1.7 MB" in rows[0]
+    assert "0.011 GB/s (below the floor)" in rows[0]
+    assert "2 (1 failed)" in rows[0]
+    assert [row.index("failed") for row in rows] == [head.index("verdict")] * 2

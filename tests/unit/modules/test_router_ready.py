@@ -1,0 +1,151 @@
+"""What a router says about its engines, compared with what was declared; answers recorded from a real router."""
+
+import json
+
+import pytest
+
+UNIT = "vllm-router@a.service"
+P, D = "http://127.0.0.1:8100", "http://127.0.0.1:8101"
+PD = {"mode": "pd", "prefill": [P], "decode": [D]}
+MIXED = {"mode": "mixed", "workers": [P, D]}
+
+
+class FakeRouter:
+    def __init__(self, server, data):
+        self.server = server
+        server.answer = self._answer
+        self.pages = {
+            "/v1/completions": {"choices": [{"text": " hi", "finish_reason": "length"}]},
+            "/v1/chat/completions": {"choices": [{"message": {"content": "hi"}, "finish_reason": "length"}]},
+        }
+        self.status = {}
+        self._data = data
+
+    def speaks(self, mode):
+        for name in ("readiness", "workers"):
+            self.pages[f"/{name}"] = json.loads(self._data(f"router-{mode}-{name}.json"))
+
+    def _answer(self, path, _body):
+        return self.status.get(path, 200), self.pages[path]
+
+
+@pytest.fixture
+def router(fake_server, data):
+    fake = FakeRouter(fake_server(), data)
+    fake.speaks("pd")
+    return fake
+
+
+@pytest.fixture
+def check(run_module, router, systemd):
+    systemd.unit(UNIT)
+    systemd.journal = "listening\npanicked"
+    defaults = {"url": router.server.url, "served_name": "tiny", "timeout": 0.2, "unit": UNIT}
+    return lambda **params: run_module("router_ready", **{**defaults, **params})
+
+
+def test_a_router_with_the_declared_engines_passes(check, router):
+    result = check(**PD)
+    assert result["readiness"]["prefill"] == {"healthy": 1, "total": 1}
+    assert {"url": P, "role": "prefill", "healthy": True} in result["workers"]
+    assert result["answers"] == {"/v1/completions": " hi"}
+
+
+def test_a_mixed_router_too(check, router):
+    router.speaks("mixed")
+    assert len(check(**MIXED)["workers"]) == 2
+
+
+def test_it_can_look_at_http_alone_and_in_check_mode(run_module, router):
+    result = run_module("router_ready", check=True, url=router.server.url, served_name="tiny", **PD)
+    assert result["answers"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "seen"),
+    [
+        ({"prefill": [P, "http://h:1"]}, "1 of 1 prefill engines healthy where 2 are declared"),
+        ({"decode": []}, "1 of 1 decode engines healthy where 0 are declared"),
+    ],
+)
+def test_a_router_that_counts_other_engines_is_never_ready(check, declared, seen):
+    message = check(**{**PD, **declared})["msg"]
+    assert "not ready after 0.2 s" in message
+    assert seen in message
+
+
+def test_an_unready_router_is_shown_with_its_answer(check, router):
+    router.pages["/readiness"] = {"status": "not ready", "prefill": {"healthy": 0, "total": 1}}
+    router.status["/readiness"] = 503
+    message = check(**PD)["msg"]
+    assert "answered 503: 0 of 1 prefill engines healthy where 1 are declared" in message
+    assert message.endswith("panicked")
+
+
+def test_every_difference_between_the_lists_is_named(check, router):
+    router.pages["/readiness"] = {"prefill": {"healthy": 2, "total": 2}, "decode": {"healthy": 2, "total": 2}}
+    router.pages["/workers"]["workers"] = [
+        {"url": P, "worker_type": "decode", "is_healthy": True},
+        {"url": D, "worker_type": "decode", "is_healthy": False},
+        {"url": "http://old:1", "worker_type": "prefill", "is_healthy": True},
+    ]
+    message = check(mode="pd", prefill=[P, "http://new:1"], decode=[D, "http://new:2"])["msg"]
+    for seen in (
+        "http://new:1 (prefill) is missing",
+        "http://new:2 (decode) is missing",
+        "http://old:1 (prefill) is not declared",
+        f"{P} is decode instead of prefill",
+        f"{D} is unhealthy",
+    ):
+        assert seen in message
+
+
+@pytest.mark.parametrize("page", [{}, {"workers": None}, {"workers": [{}]}, {"workers": ["x"]}])
+def test_a_list_of_workers_that_cannot_be_read_is_shown(check, router, page):
+    router.pages["/workers"] = page
+    assert "without a usable list of workers" in check(**PD)["msg"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        ({}, "answered 200 without a choice"),
+        ({"choices": []}, "answered 200 without a choice"),
+        ({"choices": [{"text": "", "finish_reason": "length"}]}, "answered 200 but no text"),
+        ({"choices": [{"text": "x", "finish_reason": "error"}]}, "no text (finish_reason 'error')"),
+    ],
+)
+def test_a_200_without_text_does_not_count(check, router, answer, seen):
+    router.pages["/v1/completions"] = answer
+    assert seen in check(**PD)["msg"]
+
+
+def test_an_error_from_the_pair_is_shown(check, router):
+    router.pages["/v1/completions"] = {"error": "Decode request failed"}
+    router.status["/v1/completions"] = 500
+    assert 'answered 500: {"error": "Decode request failed"}' in check(**PD)["msg"]
+
+
+def test_a_router_that_died_fails_at_once_with_its_log(check, systemd, router):
+    router.status["/readiness"] = 503
+    systemd.unit(UNIT, {}, {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainStatus": "101"})
+    message = check(**PD, timeout=60)["msg"]
+    assert "died and is about to be started again" in message
+    assert "exit status 101" in message
+    assert message.endswith("listening\npanicked")
+
+
+def test_the_front_gives_a_completion_and_a_chat(check):
+    result = check(front=True, unit=None)
+    assert result["answers"] == {"/v1/completions": " hi", "/v1/chat/completions": "hi"}
+
+
+def test_a_front_without_chat_fails(check, router):
+    router.pages["/v1/chat/completions"] = {
+        "choices": [{"message": {"content": None}, "finish_reason": "stop"}]
+    }
+    assert "No answer came through the front" in check(front=True, unit=None)["msg"]
+
+
+def test_the_mode_is_required_for_a_router(check):
+    assert "mode" in check()["msg"]

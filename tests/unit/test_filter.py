@@ -1,0 +1,127 @@
+"""The filters, in Ansible itself and with wrong input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from fleets import lab
+
+FOLDER = Path(__file__).parents[2] / "plugins" / "filter"
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE")} | {
+    "ANSIBLE_FILTER_PLUGINS": str(FOLDER),
+    "ANSIBLE_LOCALHOST_WARNING": "false",
+}
+
+
+def load_filters():
+    spec = importlib.util.spec_from_file_location("fleet_filters", FOLDER / "fleet.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FilterModule().filters()
+
+
+FILTERS = load_filters()
+
+
+def evaluate(tmp_path, hosts, groups, expressions, *options):
+    """Each expression's value, computed by ansible-playbook on localhost."""
+    children = {name: {"hosts": dict.fromkeys(members)} for name, members in groups.items() if name != "all"}
+    inventory = {"all": {"hosts": hosts, "children": children}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False))
+    out = tmp_path / "out.json"
+    copy = {"content": "{{ [" + ", ".join(expressions) + "] | to_json }}", "dest": str(out)}
+    play = [{"hosts": "localhost", "gather_facts": False, "connection": "local", "tasks": [{"copy": copy}]}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    command = [str(BIN / "ansible-playbook"), "-i", "hosts.yml", "play.yml", *options]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text())
+
+
+def test_ansible_computes_the_same_plan(tmp_path):
+    fleet = lab()
+    plan = fleet.plan()
+    fleet.hosts["bystander"] = {"ansible_host": "nowhere.example"}
+    check = "(hostvars | fleet_check(groups))"
+    results = evaluate(
+        tmp_path, fleet.hosts, fleet.groups,
+        [check, f"{check}.plan | fleet_router_arguments('a')",
+         f"{check}.plan | fleet_registration('prefill-rack1-04-0', 'sha256:1')",
+         f"{check}.plan | fleet_registration_problems({{}})", f"{check}.plan | fleet_stale_engines({{}})",
+         "{'num_hidden_layers': 2} | fleet_kv_bytes_per_token('float16')", f"{check}.problems | fleet_problem_text"],
+    )  # fmt: skip
+    assert results[0] == {"plan": json.loads(json.dumps(plan)), "problems": [], "text": ""}
+    assert results[1][:4] == ["--host", "127.0.0.1", "--port", "30001"]
+    assert results[2]["engine"] == "prefill-rack1-04-0"
+    assert len(results[3]) == 2
+    assert results[4:] == [[], None, ""]
+
+
+def test_ansible_gets_every_problem_with_its_place(tmp_path):
+    fleet = lab().pool("decode", args={"port": 1})
+    fleet.hosts["rack1-04"] |= {"fleet_prot": 1, "fleet_address": "{{ nowhere }}"}
+    fleet.hosts["rack1-05"] |= {
+        "fleet_net_device": "{{ 'eth' ~ 0 }}",
+        "fleet_pool_overrides": {"x": "{{ nope }}"},
+    }
+    (result,) = evaluate(
+        tmp_path, fleet.hosts, fleet.groups, ["hostvars | fleet_check(groups)"], "-e", "fleet_x=1"
+    )
+    assert result["plan"] is None
+    assert {(p["rule"], p["variable"]) for p in result["problems"]} == {
+        ("value-unreadable", "fleet_address"),
+        ("value-unreadable", "fleet_pool_overrides"),
+        ("unknown-variable", "fleet_prot"),
+        ("unknown-variable", "fleet_x"),
+        ("owned-argument", "fleet_pools.decode.args.port"),
+    }
+    assert all(problem["what"] in result["text"] for problem in result["problems"])
+    (port,) = (p for p in result["problems"] if p["rule"] == "owned-argument")
+    assert "hosts.yml:" in port["origin"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("fleet_check", (1, {})),
+        ("fleet_check", ({}, [])),
+        ("fleet_check", ({"a": 1}, {})),
+        ("fleet_problem_text", ("x",)),
+        ("fleet_problem_text", ([1],)),
+        ("fleet_problem_text", ([{}],)),
+        ("fleet_kv_bytes_per_token", ([],)),
+        ("fleet_kv_bytes_per_token", ({}, 1)),
+        ("fleet_registration", ({}, "e", "i")),
+        ("fleet_registration", (None, "e", "i")),
+        ("fleet_registration", (lab().plan(), "e", "i")),
+        ("fleet_registration", (lab().plan(), "decode-rack1-05-0", 1)),
+        ("fleet_registration_problems", (lab().plan(), [])),
+        ("fleet_stale_engines", ("", {})),
+        ("fleet_router_arguments", (lab().plan(), "c")),
+        ("fleet_router_arguments", (lab().plan(), 1)),
+    ],
+)
+def test_wrong_input_is_one_sentence(name, arguments):
+    with pytest.raises(AnsibleFilterError) as error:
+        FILTERS[name](*arguments)
+    assert str(error.value).startswith(name)
+    assert str(error.value).endswith(".")
+    assert "\n" not in str(error.value)
+
+
+def test_every_filter_is_documented(tmp_path):
+    command = [str(BIN / "ansible-doc"), "-t", "filter", "-j", *FILTERS]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    documented = json.loads(done.stdout)
+    assert documented.keys() == FILTERS.keys()
+    assert all(entry["doc"] and entry["examples"] and entry["return"] for entry in documented.values())

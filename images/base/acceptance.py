@@ -6,6 +6,8 @@ import sys
 
 release = pathlib.Path("/etc/os-release").read_text()
 assert "VERSION_CODENAME=bookworm" in release, f"not Debian 12: {release}"
-assert sys.version_info[:2] == (3, 11), f"the engine's wheels are locked for Python 3.11, this is {sys.version}"
+assert sys.version_info[:2] == (3, 11), (
+    f"the engine's wheels are locked for Python 3.11, this is {sys.version}"
+)
 for program in ("ip", "numactl", "dpkg"):
     assert shutil.which(program), f"{program} is missing"

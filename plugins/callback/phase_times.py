@@ -7,19 +7,33 @@ name: phase_times
 type: aggregate
 short_description: How long each phase took
 description:
-  - Prints, after the recap, the seconds of each imported playbook with more than one play behind it, the seconds its hosts
-    spent waiting for engines to start (module C(engine_ready)) and the seconds of image transfer (skopeo copy, docker pull).
-  - A phase is the playbook file that a play comes from.
-requirements: [enabled in configuration (C(callbacks_enabled = phase_times))]
+  - Prints a table after the recap. A phase is the playbook file that a play comes from; each has its seconds,
+    those of them spent waiting for engines to start (module C(engine_ready)), and those spent moving images
+    (C(skopeo copy), C(docker pull)).
+  - Hosts that work at the same time count once, with the slowest.
+  - Right with the strategy C(linear), in which a task ends on all hosts before the next one starts.
+requirements:
+  - enabled in configuration (C(callbacks_enabled = phase_times))
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
 
-class CallbackModule(CallbackBase):
+@dataclass
+class Phase:
+    """Seconds of one phase."""
+
+    seconds: float = 0.0
+    engines: float = 0.0
+    images: float = 0.0
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not typed
     """Adds up wall-clock seconds by phase."""
 
     CALLBACK_VERSION = 2.0
@@ -27,72 +41,78 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "phase_times"
     CALLBACK_NEEDS_ENABLED = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.phases = {}
-        self.phase = None
-        self.task_started = 0.0
-        self.began = time.monotonic()
+        self.phases: dict[str, Phase] = {}
+        self.phase = Phase()  # what is before the first play has no line
+        self.phase_began = self.task_began = self.task_ended = time.monotonic()
+        self.kind: str | None = None
 
-    def v2_playbook_on_play_start(self, play):
-        """A play of another file begins another phase."""
-        self._close()
-        path = getattr(play, "_origin", None) and play._origin.path  # noqa: SLF001  the only place that knows the file
-        self.phase = Path(path).stem if path else play.get_name()
-        self.phases.setdefault(self.phase, {"seconds": 0.0, "engines": 0.0, "images": 0.0})
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """A play belongs to the phase of its file, which other plays may have begun already."""
+        self._end_phase()
+        name = Path(play.get_path().rpartition(":")[0]).stem or play.get_name()
+        self.phase = self.phases.setdefault(name, Phase())
 
-    def v2_playbook_on_task_start(self, task, is_conditional):  # noqa: ARG002  Ansible's signature
-        """Remember when the task began; its slowest host counts."""
-        self.task_started = time.monotonic()
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002, FBT001
+        """A task starts on all hosts, so the one before has ended on all of them."""
+        self._end_task()
+        self.kind = kind_of(task)
 
-    def v2_runner_on_ok(self, result):
-        """Note the seconds of waiting and of image transfer inside a phase."""
-        self._note(result)
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """A handler is a task like any other."""
+        self.v2_playbook_on_task_start(task, is_conditional=False)
 
-    def v2_runner_on_failed(self, result, ignore_errors=False):  # noqa: ARG002, FBT002  Ansible's signature
-        """A task that failed took its time as well."""
-        self._note(result)
+    def v2_runner_on_ok(self, result: Any, **_: Any) -> None:  # noqa: ARG002
+        """The last host to end decides how long the task took."""
+        self.task_ended = time.monotonic()
 
-    def v2_playbook_on_stats(self, stats):  # noqa: ARG002  Ansible's signature
+    v2_runner_on_failed = v2_runner_on_unreachable = v2_runner_on_ok
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:  # noqa: ARG002
         """Print the table."""
-        self._close()
+        self._end_phase()
         self._display.banner("PHASES")
-        lines = [f"{'phase':<12}{'seconds':>9}{'of it engines starting':>25}{'of it image transfer':>23}"]
-        lines += [
-            f"{name:<12}{phase['seconds']:>9.1f}{phase['engines']:>25.1f}{phase['images']:>23.1f}"
-            for name, phase in self.phases.items()
-        ]
-        sums = {key: sum(phase[key] for phase in self.phases.values()) for key in ("seconds", "engines", "images")}
-        lines.append(f"{'all':<12}{sums['seconds']:>9.1f}{sums['engines']:>25.1f}{sums['images']:>23.1f}")
-        lines.append(f"{'beyond both':<12}{sums['seconds'] - sums['engines'] - sums['images']:>9.1f}")
-        for line in lines:
+        for line in table(self.phases):
             self._display.display(line)
 
-    def _note(self, result):
-        kind = self._kind(result.task)
-        if kind and self.phase:
-            # Hosts run a task at the same time: what counts is the last one to end.
-            phase = self.phases[self.phase]
-            phase[kind + " task"] = (result.task._uuid, time.monotonic() - self.task_started)  # noqa: SLF001
-            self._settle(phase, kind)
+    def _end_task(self) -> None:
+        if self.kind:
+            took = self.task_ended - self.task_began
+            setattr(self.phase, self.kind, getattr(self.phase, self.kind) + took)
+        self.kind = None
+        self.task_began = self.task_ended = time.monotonic()
 
-    @staticmethod
-    def _settle(phase, kind):
-        uuid, seconds = phase.pop(kind + " task")
-        last_uuid, last = phase.get(kind + " last", (None, 0.0))
-        phase[kind] += seconds - (last if uuid == last_uuid else 0.0)
-        phase[kind + " last"] = (uuid, seconds)
-
-    @staticmethod
-    def _kind(task):
-        if task.action == "engine_ready":
-            return "engines"
-        if task.action == "ansible.builtin.command" and {"skopeo", "pull"} & set(task.args.get("argv") or []):
-            return "images"
-        return None
-
-    def _close(self):
+    def _end_phase(self) -> None:
+        self._end_task()
         now = time.monotonic()
-        if self.phase:
-            self.phases[self.phase]["seconds"] += now - self.began
-        self.began = now
+        self.phase.seconds += now - self.phase_began
+        self.phase_began = now
+
+
+def kind_of(task: Any) -> str | None:
+    """The part of a phase's time that a task belongs to, if it is told apart."""
+    action = task.action.rpartition(".")[2]
+    if action == "engine_ready":
+        return "engines"
+    argv = task.args.get("argv") if action == "command" else None
+    moves_image = argv and ("skopeo" in argv or list(argv[:2]) == ["docker", "pull"])
+    return "images" if moves_image else None
+
+
+def table(phases: dict[str, Phase]) -> list[str]:
+    """The lines to print."""
+    total = Phase(
+        sum(phase.seconds for phase in phases.values()),
+        sum(phase.engines for phase in phases.values()),
+        sum(phase.images for phase in phases.values()),
+    )
+    width = max(len(name) for name in (*phases, "beyond both"))
+    return [
+        f"{'phase':<{width}}{'seconds':>9}{'of it engines starting':>24}{'of it image transfer':>22}",
+        *(
+            f"{name:<{width}}{phase.seconds:>9.1f}{phase.engines:>24.1f}{phase.images:>22.1f}"
+            for name, phase in [*phases.items(), ("all", total)]
+        ),
+        f"{'beyond both':<{width}}{total.seconds - total.engines - total.images:>9.1f}",
+    ]

@@ -58,8 +58,6 @@ class Counters:
     transfers: float
     seconds: float
     failed_transfers: float
-    failed_notifications: float
-    expired: float
     finished: float
     running: float
     waiting: float
@@ -76,9 +74,8 @@ _METRICS = {
     "bytes": "vllm:nixl_bytes_transferred_sum",
     "transfers": "vllm:nixl_bytes_transferred_count",
     "seconds": "vllm:nixl_xfer_time_seconds_sum",
+    # vLLM counts failed handshakes and notifications in here too.
     "failed_transfers": "vllm:nixl_num_failed_transfers_total",
-    "failed_notifications": "vllm:nixl_num_failed_notifications_total",
-    "expired": "vllm:nixl_num_kv_expired_reqs_total",
     "finished": "vllm:request_success_total",
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -134,6 +131,7 @@ class Judgement:
     reasons: list[str] = field(default_factory=list)
     bytes: int | None = None
     expected_bytes: int | None = None
+    failed_transfers: int | None = None
     seconds: float | None = None
     rate_gbps: float | None = None
     rate_verdict: str = RATE_NOT_JUDGED
@@ -169,6 +167,7 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
         reasons=reasons,
         bytes=moved,
         expected_bytes=expected if terms.bytes_per_token else None,
+        failed_transfers=int(delta.failed_transfers),
         seconds=round(seconds, 6),
         rate_gbps=None if rate is None else round(rate, 6),
         rate_verdict=(RATE_LOW if low else RATE_OK) if judged else RATE_NOT_JUDGED,

@@ -125,9 +125,10 @@ RETURN = r"""
 pairs:
   description:
     - One entry a pair, with C(name), C(verdict) (passed, failed, not attributable), C(reasons),
-      C(prompt_tokens), C(bytes), C(expected_bytes) (null when O(bytes_per_token) is unset), C(seconds) of
-      transfer, C(rate_gbps), C(rate_verdict) (ok, below the floor, not judged), C(warmups) (each with C(ok),
-      C(seconds), C(seen)), C(attempts), C(tokens_equal), C(ttft) of the decode and C(elapsed).
+      C(prompt_tokens), C(bytes), C(expected_bytes) (null when O(bytes_per_token) is unset),
+      C(failed_transfers), C(seconds) of transfer, C(rate_gbps), C(rate_verdict) (ok, below the floor, not
+      judged), C(warmups) (each with C(ok), C(seconds), C(seen)), C(attempts), C(tokens_equal), C(ttft) of the
+      decode and C(elapsed).
   returned: always
   type: list
   elements: dict

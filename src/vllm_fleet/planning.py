@@ -123,12 +123,11 @@ def _check_topology(fleet: Fleet) -> None:
             fleet.report(rules.UNKNOWN_GROUP, "no such group", path, value=pool.hosts, group=pool.hosts)
         elif not fleet.groups[pool.hosts]:
             fleet.report(rules.EMPTY_GROUP, "it has no hosts", path, value=pool.hosts, group=pool.hosts)
-    if len(fleet.routers) != 1:
-        what = f"it has {len(fleet.routers)}" if ROUTER_GROUP in fleet.groups else "there is no such group"
-        fleet.problems.add(rules.ROUTER_GROUP, what, group=ROUTER_GROUP, value=fleet.routers or None)
-    if len(fleet.registries) > 1:
-        what = f"it has {len(fleet.registries)}"
-        fleet.problems.add(rules.REGISTRY_GROUP, what, group=REGISTRY_GROUP, value=fleet.registries)
+    for group, rule in ((ROUTER_GROUP, rules.ROUTER_GROUP), (REGISTRY_GROUP, rules.REGISTRY_GROUP)):
+        hosts = fleet.groups.get(group, [])
+        if len(hosts) != 1:
+            what = f"it has {len(hosts)}" if group in fleet.groups else "there is no such group"
+            fleet.problems.add(rule, what, group=group, value=hosts or None)
     if v.accelerator == "cpu" and v.kv_transport != "tcp":
         fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
     _check_hosts(fleet)
@@ -469,7 +468,7 @@ def _plan(fleet: Fleet, engines: list[Engine]) -> dict[str, Any]:
         members[engine.host].append(_member(fleet, engine))
     prefills = [engine for engine in engines if engine.role == "prefill"]
     decodes = [engine for engine in engines if engine.role == "decode"]
-    router, registry = fleet.routers[0], next(iter(fleet.registries), None)
+    router, registry = fleet.routers[0], fleet.registries[0]
     return {
         "schema": SCHEMA,
         "mode": "pd" if prefills else "mixed",
@@ -487,6 +486,7 @@ def _plan(fleet: Fleet, engines: list[Engine]) -> dict[str, Any]:
         },
         "engines": [_engine(fleet, engine) for engine in engines],
         "engine_hosts": [host for host in fleet.hosts if members[host]],
+        "groups": _groups(fleet, members),
         "hosts": {
             host: {
                 "address": str(_address(fleet, host)),
@@ -513,8 +513,7 @@ def _plan(fleet: Fleet, engines: list[Engine]) -> dict[str, Any]:
             },
             "args": dict(sorted(_arguments(v.router_args).items())),
         },
-        "registry": registry
-        and {
+        "registry": {
             "host": registry,
             "address": str(_address(fleet, registry)),
             "port": v.registry_port,
@@ -539,6 +538,17 @@ def _engine(fleet: Fleet, engine: Engine) -> dict[str, Any]:
         "side_channel": _authority(address, side_channel[0]) if side_channel else None,
         "members": [engine.name],
     }
+
+
+def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
+    """[host, group] for the groups that the playbooks' plays run on."""
+    builders = fleet.groups.get("image_builder") or ["localhost"]
+    return [
+        *([host, "fleet_engines"] for host in fleet.hosts if members[host]),
+        *([host, "fleet_router"] for host in fleet.routers),
+        *([host, "fleet_registry"] for host in fleet.registries),
+        *([host, "fleet_image_builder"] for host in builders),
+    ]
 
 
 def _member(fleet: Fleet, engine: Engine) -> dict[str, Any]:

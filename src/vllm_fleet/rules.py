@@ -141,10 +141,10 @@ ROUTER_GROUP = Rule(
 )
 REGISTRY_GROUP = Rule(
     "one-registry",
-    "The group `registry` has at most one host.",
-    "All hosts pull the image from one place.",
+    "The group `registry` has exactly one host.",
+    "All hosts pull the image from one place, by its digest.",
     DESIGN,
-    "Leave one host in the group registry, or none.",
+    "Put exactly one host into the group registry; the router's host will do.",
 )
 UNKNOWN_POOL = Rule(
     "unknown-pool",

@@ -104,9 +104,9 @@ class KvProxy(ThreadingHTTPServer):
 
 
 @contextmanager
-def running(upstream: str, fault: str) -> Iterator[str]:
+def running(upstream: str, fault: str, address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[str]:
     """The proxy's URL, while the block runs."""
-    proxy = KvProxy(upstream, fault)
+    proxy = KvProxy(upstream, fault, address)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
         yield proxy.url

@@ -111,6 +111,7 @@ CASES: list[tuple[Callable[[Fleet], Any], str, str | None, Any, list[str] | None
     (lambda fleet: fleet.groups.pop("router"), "one-router", None, None, []),
     (group("router", R, P), "one-router", None, [R, P], []),
     (group("registry", R, P), "one-registry", None, [R, P], []),
+    (group("registry"), "one-registry", None, None, []),
     (on(D, fleet_pool_overrides={"decoed": SIZES}), "unknown-pool", "fleet_pool_overrides.decoed", SIZES, [D]),
     (on(D, fleet_pool_overrides={"prefill": SIZES}), "host-not-in-pool", "fleet_pool_overrides.prefill", None, [D]),
     (pool("prefill", gpus=3, pipeline_parallel_size=2), "gpus-divide", "fleet_pools.prefill.gpus", 3, []),

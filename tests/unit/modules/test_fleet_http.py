@@ -84,6 +84,14 @@ def test_a_trickle_does_not_outlive_the_time_out():
     assert time.monotonic() - began < 2
 
 
+def test_a_trickle_that_stops_does_not_start_the_time_out_again():
+    parts = [http_answer(b"", length=1000), *[b"x"] * 8]
+    began = time.monotonic()
+    with raw_server(*parts, pause=0.1, hold=5) as url, pytest.raises(HttpError, match="within 1 s"):
+        fetch(url, timeout=1)
+    assert time.monotonic() - began < 1.5
+
+
 def test_an_error_status_shows_the_answer():
     sent = b"HTTP/1.1 500 x\r\nContent-Length: 9\r\n\r\nKV failed"
     with raw_server(sent) as url, pytest.raises(HttpError, match="answered 500: KV failed"):

@@ -22,7 +22,7 @@ class FakePair:
         self.prefill, self.decode = start(), start()
         self.prefill.answer, self.decode.answer = self._prefill, self._decode
         self.bytes = self.transfers = self.finished = self.failed = 0
-        self.fail_first = self.others = 0
+        self.fail_first = self.others = self.recompute_first = 0
         self.blind = 0
         self.transfer = {"do_remote_prefill": True, "remote_block_ids": [[1, 2, 3]]}
         self.metrics = None
@@ -57,9 +57,12 @@ class FakePair:
             self.fail_first -= 1
             self.failed += 1
             return 500, {"error": {"message": "Failing 1 request(s) due to KV load failure"}}
-        self.bytes += PROMPT_TOKENS * 1024
-        self.transfers += 1
         self.finished += 1 + self.others
+        if self.recompute_first:
+            self.recompute_first -= 1
+        else:
+            self.bytes += PROMPT_TOKENS * 1024
+            self.transfers += 1
         events = self.events or [
             {"choices": [{"text": "w", "token_ids": [token], "finish_reason": None}]}
             for token in self.tokens(body["prompt"])
@@ -70,8 +73,8 @@ class FakePair:
         return (
             f"vllm:nixl_bytes_transferred_sum {self.bytes}\nvllm:nixl_bytes_transferred_count {self.transfers}\n"
             f"vllm:nixl_xfer_time_seconds_sum {self.transfers * 0.01}\nvllm:request_success_total {self.finished}\n"
-            f"vllm:nixl_num_failed_transfers_total {self.failed}\nvllm:nixl_num_failed_notifications_total 0\n"
-            "vllm:nixl_num_kv_expired_reqs_total 0\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+            f"vllm:nixl_num_failed_transfers_total {self.failed}\n"
+            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
             f'vllm:cache_config_info{{block_size="{BLOCK}"}} 1\n'
         )
 
@@ -135,6 +138,13 @@ def test_warm_ups_absorb_what_a_restarted_prefill_leaves_behind(prove, pair):
     assert proved["verdict"] == "passed"
     assert [warmup["ok"] for warmup in proved["warmups"]] == [False, False, True]
     assert "KV load failure" in proved["warmups"][0]["seen"]
+
+
+def test_a_warm_up_that_moved_no_kv_is_not_taken_for_one_that_did(prove, pair):
+    pair.recompute_first = 1
+    [proved] = prove()["pairs"]
+    assert [warmup["ok"] for warmup in proved["warmups"]] == [False, True]
+    assert proved["warmups"][0]["seen"] == "2 tokens, 0 KV bytes"
 
 
 def test_a_pair_that_stays_broken_fails_with_what_was_seen(prove, pair):

@@ -74,6 +74,11 @@ def test_a_router_that_counts_other_engines_is_never_ready(check, declared, seen
     assert seen in message
 
 
+def test_an_engine_too_many_is_seen_although_enough_are_healthy(check, router):
+    router.pages["/readiness"]["decode"] = {"healthy": 1, "total": 2}
+    assert "1 of 2 decode engines healthy where 1 are declared" in check(**PD)["msg"]
+
+
 def test_an_unready_router_is_shown_with_its_answer(check, router):
     router.pages["/readiness"] = {"status": "not ready", "prefill": {"healthy": 0, "total": 1}}
     router.status["/readiness"] = 503

@@ -1,0 +1,176 @@
+"""End-to-end tests: real engines, NIXL, router, haproxy, systemd, ssh and docker, in the lab on this machine.
+
+They change the lab's fleet: at the end it is removed, the lab's hosts stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+import yaml
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv" / "bin"
+LAB = ROOT / "inventory" / "lab"
+LOGS = ROOT / ".state" / "e2e"
+FRONT = "http://198.18.40.2:30000"
+PREFILL, DECODE = "prefill-rack1-04-0", "decode-rack1-05-0"
+PAIR = f"{PREFILL} -> {DECODE}"
+PLAY_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Play:
+    """One run of ansible-playbook."""
+
+    rc: int
+    output: str
+    seconds: float
+
+    @property
+    def recap(self) -> dict[str, dict[str, int]]:
+        """host -> counter -> number."""
+        lines = re.findall(r"^(\S+)\s+: (ok=.*)$", self.output.split("PLAY RECAP")[-1], re.MULTILINE)
+        return {
+            host: {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", counters)}
+            for host, counters in lines
+        }
+
+    @property
+    def words(self) -> str:
+        """The output on one line: Ansible wraps long messages."""
+        return " ".join(self.output.split())
+
+
+class Fleet:
+    """The lab's fleet as its operator sees it."""
+
+    def play(self, name: str, *words: str, inventory: Path = LAB) -> Play:
+        """Run playbooks/NAME.yml to its end; the output is kept in .state/e2e."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        command = [BIN / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / f"{name}.yml", *words]
+        began = time.monotonic()
+        done = subprocess.run(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLAY_SECONDS, check=False
+        )
+        output = done.stdout + done.stderr
+        (LOGS / f"{time.strftime('%H%M%S')}-{name}.log").write_text(output)
+        assert "Traceback (most recent call last)" not in output
+        return Play(done.returncode, output, time.monotonic() - began)
+
+    def deploy(self, *words: str, inventory: Path = LAB) -> Play:
+        """Run site.yml, which must end well."""
+        done = self.play("site", *words, inventory=inventory)
+        assert done.rc == 0, done.output[-6000:]
+        return done
+
+    def host(self, name: str) -> Host:
+        """A host of the lab, over ssh as Ansible reaches it."""
+        return testinfra.get_host(f"ansible://{name}", ansible_inventory=str(LAB))
+
+    def run(self, name: str, command: str) -> str:
+        """What a shell command that must end well prints on a host."""
+        return self.host(name).check_output(command)
+
+    def module(self, name: str, module: str, **params: Any) -> dict[str, Any]:
+        """Run one module on a host; what it returned."""
+        words = [BIN / "ansible", name, "-i", LAB, "-m", module, "-a", json.dumps(params)]
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=PLAY_SECONDS, check=False,
+            env={"ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_LOAD_CALLBACK_PLUGINS": "true", "PATH": "/usr/bin:/bin",
+                 "HOME": str(Path.home())},
+        )
+        return json.loads(done.stdout[done.stdout.index("{"):])
+
+    def containers(self) -> dict[str, str]:
+        """Engine -> id of its container and main process of its router, to see that nothing was restarted."""
+        seen = {
+            host: self.run(host, "docker ps --no-trunc --format '{{.Names}} {{.ID}}' | sort")
+            for host in ("rack1-04", "rack1-05")
+        }
+        return seen | {"rack1-router": self.run("rack1-router", "systemctl show --property MainPID 'vllm-router@*' haproxy")}
+
+
+def ask(url: str, path: str = "/v1/completions", timeout: float = 90, **body: Any) -> dict[str, Any]:
+    """POST, and the JSON of the answer."""
+    request = urllib.request.Request(
+        url + path, json.dumps({"model": "tiny"} | body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        return json.load(answer)
+
+
+@dataclass
+class Stream:
+    """Requests through the front, one after the other, until told to stop."""
+
+    sent: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def steady_stream(pause: float = 0.5, most: int = 1000) -> Iterator[Stream]:
+    """Keep asking for completions while the block runs; every answer must be 200 with a text."""
+    stream, stop = Stream(), threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set() and stream.sent < most:
+            stream.sent += 1
+            try:
+                answer = ask(FRONT, prompt=f"request {stream.sent} of a steady stream", max_tokens=8, temperature=0)
+                if not answer["choices"][0]["text"]:
+                    stream.failed.append(f"{stream.sent}: empty answer {answer}")
+            except urllib.error.HTTPError as error:
+                stream.failed.append(f"{stream.sent}: {error.code} {error.read()[:300]!r}")
+            except OSError as error:
+                stream.failed.append(f"{stream.sent}: {error}")
+            stop.wait(pause)
+
+    thread = threading.Thread(target=keep_asking)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stop.set()
+        thread.join(timeout=120)
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Fleet:
+    """The lab, up (make lab)."""
+    subprocess.run(["make", "lab"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+    return Fleet()
+
+
+@pytest.fixture
+def changed_inventory(tmp_path: Path):
+    """Make an inventory that is the lab's with changed hosts.yml and group_vars/all.yml."""
+
+    def make(hosts: Any = None, **variables: Any) -> Path:
+        folder = tmp_path / "inventory"
+        (folder / "group_vars").mkdir(parents=True)
+        tree = yaml.safe_load((LAB / "hosts.yml").read_text())
+        if hosts:
+            hosts(tree["all"]["children"])
+        (folder / "hosts.yml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        all_vars = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text()) | variables
+        (folder / "group_vars" / "all.yml").write_text(yaml.safe_dump(all_vars, sort_keys=False))
+        lab_vars = (LAB / "group_vars" / "lab.yml").read_text()
+        (folder / "group_vars" / "lab.yml").write_text(lab_vars.replace("{{ inventory_dir }}/../..", str(ROOT)))
+        return folder
+
+    return make

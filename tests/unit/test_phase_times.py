@@ -1,0 +1,171 @@
+"""The callback phase_times, in real runs of ansible-playbook on localhost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from by_path import load
+
+ROOT = Path(__file__).parents[2]
+phase_times = load(ROOT / "plugins" / "callback" / "phase_times.py")
+
+# Stand-ins with a known duration for what the callback tells apart.
+ENGINE_READY = """#!/usr/bin/python
+import time
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule({"seconds": {"type": "float"}})
+time.sleep(module.params["seconds"])
+module.exit_json()
+"""
+SKOPEO = "#!/bin/sh\nsleep 0.5\n"
+
+FILES = {
+    "site.yml": """
+- {name: Validate, import_playbook: validate.yml}
+- {name: Engines, import_playbook: engines.yml}
+- {name: Images, import_playbook: images.yml}
+- {name: Validate, import_playbook: validate.yml}
+""",
+    "validate.yml": """
+- hosts: fast
+  gather_facts: false
+  tasks: [{ansible.builtin.command: {argv: [sleep, "0.3"]}}]
+""",
+    "engines.yml": """
+- name: A play whose name is not the phase
+  hosts: fast:slow
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_tasks: wait.yml
+      vars: {left: 1}
+""",
+    "wait.yml": """
+- engine_ready: {seconds: "{{ seconds }}"}
+- ansible.builtin.include_tasks: wait.yml
+  when: left | int > 0
+  vars: {left: 0}
+""",
+    "images.yml": """
+- hosts: fast
+  gather_facts: false
+  tasks:
+    - ansible.builtin.command: {argv: [skopeo, copy, here, there]}
+      notify: Restart
+  handlers:
+    - name: Restart
+      ansible.builtin.command: {argv: [sleep, "0.4"]}
+- hosts: fast
+  gather_facts: false
+  tasks: [{ansible.builtin.command: {argv: [docker, image, ls]}, when: false}]
+""",
+    "failing.yml": """
+- hosts: fast
+  gather_facts: false
+  tasks: [{ansible.builtin.command: {argv: [skopeo, --fail]}, failed_when: true}]
+""",
+    "hosts": """
+[all]
+fast seconds=0.1
+slow seconds=0.6
+[all:vars]
+ansible_connection=local
+ansible_python_interpreter={python}
+""",
+    "library/engine_ready.py": ENGINE_READY,
+    "bin/skopeo": SKOPEO,
+}
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Run a playbook; its output after the recap, as phase -> the numbers of its line."""
+    folder = tmp_path_factory.mktemp("phases")
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("{python}", sys.executable))
+        path.chmod(0o755 if path.parent.name == "bin" else 0o644)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE")},
+        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "plugins" / "callback"),
+        "ANSIBLE_CALLBACKS_ENABLED": "phase_times",
+        "ANSIBLE_LIBRARY": "library",
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
+
+    def run(playbook: str) -> dict[str, list[float]]:
+        command = [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts", playbook]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        _, recap, after = done.stdout.partition("PLAY RECAP")
+        assert recap, done.stdout + done.stderr
+        assert "phase_times" not in done.stderr  # Ansible only warns of a callback that breaks
+        _, table, lines = after.partition("PHASES")
+        assert table, after
+        rows = re.findall(r"^(\S.*?) {2,}([\d. ]+)$", lines, re.MULTILINE)
+        return {name: [float(number) for number in numbers.split()] for name, numbers in rows}
+
+    return run
+
+
+def test_phases_are_the_playbook_files_in_the_order_they_begin(play):
+    table = play("site.yml")
+    assert list(table) == ["validate", "engines", "images", "all", "beyond both"]
+
+    seconds, engines, images = table["validate"]
+    assert seconds >= 0.6  # it is imported twice
+    assert (engines, images) == (0, 0)
+
+    seconds, engines, images = table["engines"]
+    assert 1.2 <= engines < 2 * (0.6 + 0.1) + 0.8  # the slow host's, both times; not the sum over hosts
+    assert engines <= seconds
+    assert images == 0
+
+    seconds, engines, images = table["images"]
+    assert 0.5 <= images < seconds - 0.4 + 0.05  # the handler after it is no image transfer
+    assert engines == 0
+
+    parts = [table[name] for name in ("validate", "engines", "images")]
+    assert table["all"] == pytest.approx([sum(column) for column in zip(*parts, strict=True)], abs=0.2)
+    assert table["beyond both"] == pytest.approx(
+        [table["all"][0] - table["all"][1] - table["all"][2]], abs=0.2
+    )
+
+
+def test_a_failed_transfer_counts_and_the_table_is_printed_all_the_same(play):
+    assert play("failing.yml")["failing"][2] >= 0.5
+
+
+def tasks_of(role):
+    for path in (ROOT / "roles" / role / "tasks").glob("*.yml"):
+        pending = yaml.safe_load(path.read_text())
+        while pending:
+            task = pending.pop()
+            pending += [inner for part in ("block", "rescue", "always") for inner in task.get(part, [])]
+            yield task
+
+
+def kinds(role):
+    """Name of each task of a role that is told apart -> its kind."""
+    found = {}
+    for task in tasks_of(role):
+        for action in ("ansible.builtin.command", "engine_ready"):
+            if action in task:
+                kind = phase_times.kind_of(SimpleNamespace(action=action, args=task[action]))
+                found |= {task["name"]: kind} if kind else {}
+    return found
+
+
+@pytest.mark.parametrize(("role", "kind"), [("container_image", "images"), ("vllm_engine", "engines")])
+def test_the_roles_have_what_is_told_apart(role, kind):
+    assert set(kinds(role).values()) == {kind}
+
+
+def test_push_and_pull_are_transfers_and_looking_is_not():
+    assert sorted(kinds("container_image")) == ["Pull the image by its digest", "Push the image to the registry"]

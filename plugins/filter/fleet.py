@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
@@ -14,21 +15,21 @@ from vllm_fleet.problems import Problems, plain, text_of
 from vllm_fleet.proof import proof_pairs
 from vllm_fleet.registration import compare_registrations, registration, stale_engines
 from vllm_fleet.routing import router_arguments
-from vllm_fleet.status import status_rows, status_table
+from vllm_fleet.status import learned, status_rows, status_table
 
 
-def fleet_check(hostvars, groups):
+def fleet_check(hostvars: Any, groups: Any) -> dict[str, Any]:
     _require(hostvars, Mapping, "fleet_check", "hostvars, a mapping of hosts to variables")
     _require(groups, Mapping, "fleet_check", "groups, a mapping of groups to hosts")
     problems = Problems()
-    hosts = {}
+    hosts: dict[str, dict[str, Any]] = {}
     for host in hostvars:
         variables = hostvars[host]
         _require(variables, Mapping, "fleet_check", f"a mapping as the variables of {host}")
-        hosts[plain(host)] = found = {}
+        computed = hosts.setdefault(plain(host), {})
         for name in variables:
             if name.startswith(PREFIX) or name == "ansible_host":
-                compute(plain(host), name, lambda: variables[name], None, found, problems)  # noqa: B023  called at once
+                compute(plain(host), name, lambda: variables[name], None, computed, problems)  # noqa: B023  called at once
     loaded = Loaded(hosts, plain(groups), problems)
     result, judged = plan(loaded.hosts, loaded.groups)
     found = [problem.as_dict() for problem in loaded.all_problems(judged)]
@@ -36,7 +37,7 @@ def fleet_check(hostvars, groups):
     return {"plan": None if refused else result, "problems": found, "text": text_of(found)}
 
 
-def fleet_problem_text(problems):
+def fleet_problem_text(problems: Any) -> str:
     _require(problems, list, "fleet_problem_text", "the list of problems that fleet_check gives")
     for problem in problems:
         _require(problem, Mapping, "fleet_problem_text", "problems as mappings")
@@ -46,14 +47,14 @@ def fleet_problem_text(problems):
         raise AnsibleFilterError(f"fleet_problem_text: a problem has no {error}.") from None
 
 
-def fleet_kv_bytes_per_token(config, dtype=None):
+def fleet_kv_bytes_per_token(config: Any, dtype: Any = None) -> int | None:
     _require(config, Mapping, "fleet_kv_bytes_per_token", "a model's config.json as a mapping")
     if dtype is not None:
         _require(dtype, str, "fleet_kv_bytes_per_token", "dtype as text")
     return kv_bytes_per_token(plain(config), plain(dtype))
 
 
-def fleet_registration(plan, engine, image_id):
+def fleet_registration(plan: Any, engine: Any, image_id: Any) -> dict[str, Any]:
     _require_plan(plan, "fleet_registration")
     _require(engine, str, "fleet_registration", "the engine's name")
     _require(image_id, str, "fleet_registration", "the image id as text")
@@ -63,46 +64,39 @@ def fleet_registration(plan, engine, image_id):
         raise AnsibleFilterError(f"fleet_registration: the plan has no engine {error}.") from None
 
 
-def fleet_registration_problems(plan, facts):
+def fleet_registration_problems(plan: Any, facts: Any) -> list[str]:
     _require_plan(plan, "fleet_registration_problems")
     _require(facts, Mapping, "fleet_registration_problems", "a mapping of hosts to their local facts")
     return compare_registrations(plain(plan), plain(facts))
 
 
-def fleet_stale_engines(plan, facts):
+def fleet_stale_engines(plan: Any, facts: Any) -> list[dict[str, str]]:
     _require_plan(plan, "fleet_stale_engines")
     _require(facts, Mapping, "fleet_stale_engines", "a mapping of hosts to their local facts")
     return stale_engines(plain(plan), plain(facts))
 
 
-def fleet_proof_pairs(plan):
+def fleet_proof_pairs(plan: Any) -> list[dict[str, Any]]:
     _require_plan(plan, "fleet_proof_pairs")
     return proof_pairs(plain(plan))
 
 
-def fleet_status_table(plan, hostvars, workers):
-    _require_plan(plan, "fleet_status_table")
-    _require(hostvars, Mapping, "fleet_status_table", "the variables of the engine hosts that could be reached")
-    _require(workers, list, "fleet_status_table", "the router's workers as a list")
-    hosts = {host: _learned(variables) for host, variables in hostvars.items() if "status_health" in variables}
-    return status_table(status_rows(plain(plan), plain(hosts), plain(workers)))
+def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+    name = "fleet_status_table"
+    _require_plan(plan, name)
+    _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/status.yml learned there")
+    _require(workers, list, name, "the router's workers as a list")
+    hosts = {}
+    for host, variables in hostvars.items():
+        _require(variables, Mapping, name, f"a mapping as the variables of {host}")
+        if "status_health" in variables:  # it could be reached
+            local = variables["ansible_facts"].get("ansible_local", {})
+            results = [variables[register]["results"] for register in ("status_units", "status_health")]
+            hosts[plain(host)] = learned(plain(local), *plain(results))
+    return status_table(status_rows(plain(plan), hosts, plain(workers)))
 
 
-def _learned(variables):
-    units = {
-        done["member"]["name"]: "{ActiveState}/{SubState}, {NRestarts} restarts".format(
-            **dict(line.split("=", 1) for line in done["stdout_lines"])
-        )
-        for done in variables["status_units"]["results"]
-    }
-    health = {
-        done["member"]["name"]: "ok" if done["status"] == 200 else f"{done['status']}: {done['msg'].splitlines()[0][:60]}"  # noqa: PLR2004
-        for done in variables["status_health"]["results"]
-    }
-    return {"local": variables["ansible_facts"].get("ansible_local", {}), "units": units, "health": health}
-
-
-def fleet_router_arguments(plan, slot):
+def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
     _require_plan(plan, "fleet_router_arguments")
     _require(slot, str, "fleet_router_arguments", "a slot, a or b")
     try:
@@ -111,19 +105,19 @@ def fleet_router_arguments(plan, slot):
         raise AnsibleFilterError(f"fleet_router_arguments: the plan has no {error}.") from None
 
 
-def _require(value, kind, name, what):
+def _require(value: Any, kind: type, name: str, what: str) -> None:
     if not isinstance(value, kind):
         raise AnsibleFilterError(f"{name}: expected {what}, got {type(value).__name__}.")
 
 
-def _require_plan(value, name):
+def _require_plan(value: Any, name: str) -> None:
     _require(value, Mapping, name, "the plan that fleet_check gives")
     if value.get("schema") != 1 or not isinstance(value.get("engines"), list):
         raise AnsibleFilterError(f"{name}: expected the plan that fleet_check gives, got another mapping.")
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             function.__name__: function
             for function in (

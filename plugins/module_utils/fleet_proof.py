@@ -95,7 +95,7 @@ def read_counters(page: str) -> tuple[Counters, int]:
             f"it lacks {', '.join(missing)}. An engine has them when it runs with NixlConnector in its "
             "kv_transfer_config and without disable_log_stats"
         )
-    return Counters(**values), int(block_size or 0)  # type: ignore[arg-type]
+    return Counters(**values), int(block_size or 0)
 
 
 @dataclass(frozen=True)

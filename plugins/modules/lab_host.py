@@ -9,7 +9,10 @@ short_description: Keep one systemd host of the lab as a container on this machi
 description:
   - Creates, starts, replaces or removes a container that stands for one host of a fleet.
   - Runs on the workstation and needs the docker SDK for Python there.
-  - A container made from another image or with another address is replaced; its docker volume is kept.
+  - A container made from another image, with another address or other settings of this module is replaced;
+    its docker volume is kept. One that stopped is started.
+  - The hosts belong to the machine. Clones of this repository on one machine share them, and each may log in
+    with its own key.
 options:
   name: {description: Name of the host., type: str, required: true}
   state: {description: Whether the host is there., type: str, choices: [present, absent], default: present}
@@ -17,7 +20,9 @@ options:
   address: {description: IPv4 address on the lab's network. Needed when it is to be present., type: str}
   network: {description: Name of the lab's docker network., type: str, default: vllm-fleet-lab}
   subnet: {description: Subnet of the lab's network., type: str, default: 198.18.40.0/24}
-  authorized_key: {description: SSH public key that may log in as root., type: str}
+  authorized_key:
+    description: SSH public key that may log in as root. Needed when the host is to be present.
+    type: str
 attributes:
   check_mode: {description: Tells what it would change and changes nothing., support: full}
 """
@@ -32,13 +37,24 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-host_key: {description: The host's ed25519 public key as `type key`., returned: present, type: str}
-did: {description: What was done or, in check mode, would be done., returned: always, type: list, elements: str}
+host_key:
+  description: The host's ed25519 public key as `type key`, null where there is none in check mode.
+  returned: always
+  type: str
+did:
+  description: What was done or, in check mode, would be done.
+  returned: always
+  type: list
+  elements: str
 """
 
+import contextlib
+import hashlib
 import io
+import json
 import tarfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
@@ -49,27 +65,45 @@ try:
     import docker.types
     import requests
 except ImportError:
-    docker = None
+    HAS_DOCKER = False
+else:
+    HAS_DOCKER = True
 
 PREFIX = "vllm-fleet-lab-"
 LABEL = "vllm-fleet.lab"
 BOOT_SECONDS = 90
+AUTHORIZED_KEYS = "/root/.ssh/authorized_keys"
+# The capabilities are those with which systemd and a nested docker daemon run; `--privileged` is no way where
+# the machine itself lacks CAP_SYS_RESOURCE (measured).
+SETTINGS = {
+    "cap_add": ["ALL"],
+    "cap_drop": ["SYS_RESOURCE"],
+    "cgroupns": "host",
+    "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
+    "tmpfs": {"/run": "exec", "/run/lock": "", "/tmp": "exec"},  # noqa: S108  in the container
+}
 
 
 class LabHost:
     """The container of one host and what it stands on: the lab's network and the host's docker volume."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: AnsibleModule, client: Any) -> None:
         self.module = module
         self.want = module.params
-        self.client = docker.from_env(timeout=120)
+        self.client = client
         self.name = PREFIX + self.want["name"]
+        self.volume = f"{self.name}-docker"
         self.did: list[str] = []
 
-    def step(self, what: str, action: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self, what: str, action: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Note what is done; do it unless in check mode."""
         self.did.append(what)
-        return None if self.module.check_mode else action(*args, **kwargs)
+        if not self.module.check_mode:
+            action(*args, **kwargs)
+
+    def fail(self, what: str) -> None:
+        """End the module; the message begins with the host's name."""
+        self.module.fail_json(msg=f"{self.want['name']}: {what}", did=self.did)
 
     def container(self) -> Any:
         """The container, or None."""
@@ -77,6 +111,17 @@ class LabHost:
             return self.client.containers.get(self.name)
         except docker.errors.NotFound:
             return None
+
+    def image_id(self) -> str:
+        """The image's id; in check mode nothing for an image that is not built yet."""
+        try:
+            return str(self.client.images.get(self.want["image"] or "none").id)
+        except docker.errors.ImageNotFound:
+            if not self.module.check_mode:
+                self.fail(
+                    f"there is no image {self.want['image']} on this machine; run images/build lab-host"
+                )
+            return ""
 
     def network(self) -> None:
         """Make the lab's network, which all its hosts share."""
@@ -91,103 +136,81 @@ class LabHost:
                 labels={LABEL: "network"},
             )
 
-    def create(self) -> None:
-        """Create and start the container.
+    def made_of(self, image_id: str) -> str:
+        """Changes when the container has to be made anew."""
+        parts = [image_id, self.want["address"], self.want["network"], SETTINGS]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-        The capabilities are those with which systemd and a nested docker daemon run; `--privileged` is no way
-        where the machine itself lacks CAP_SYS_RESOURCE (measured).
-        """
+    def create(self, image_id: str) -> None:
+        """Create and start the container."""
         address = self.client.api.create_endpoint_config(ipv4_address=self.want["address"])
-        host_config = self.client.api.create_host_config(
-            binds=["/sys/fs/cgroup:/sys/fs/cgroup:rw", f"{self.name}-docker:/var/lib/docker"],
-            cap_add=["ALL"],
-            cap_drop=["SYS_RESOURCE"],
-            security_opt=["seccomp=unconfined", "apparmor=unconfined"],
-            tmpfs={"/run": "exec", "/run/lock": "", "/tmp": "exec"},
-        )
-        host_config["CgroupnsMode"] = "host"  # not a parameter of the SDK's low-level call
-        created = self.client.api.create_container(
-            self.want["image"],
+        self.client.containers.create(
+            image_id,
             name=self.name,
             hostname=self.want["name"],
-            host_config=host_config,
-            networking_config=self.client.api.create_networking_config({self.want["network"]: address}),
-            labels={LABEL: "host", f"{LABEL}.address": self.want["address"]},
-        )
-        self.client.api.start(created["Id"])
+            labels={LABEL: "host", f"{LABEL}.made-of": self.made_of(image_id)},
+            network=self.want["network"],
+            networking_config={self.want["network"]: address},
+            volumes=["/sys/fs/cgroup:/sys/fs/cgroup:rw", f"{self.volume}:/var/lib/docker"],
+            **SETTINGS,
+        ).start()
 
     def authorize(self, container: Any) -> None:
-        """Let the lab's key log in."""
-        key = self.want["authorized_key"].strip() + "\n"
-        seen = container.exec_run(["cat", "/root/.ssh/authorized_keys"])
-        if seen.exit_code == 0 and seen.output.decode() == key:
+        """Let the key log in, beside those of other clones."""
+        key = self.want["authorized_key"].strip()
+        seen = container.exec_run(["cat", AUTHORIZED_KEYS])
+        keys = seen.output.decode().splitlines() if seen.exit_code == 0 else []
+        if key in keys:
             return
+        content = "".join(f"{line}\n" for line in [*keys, key]).encode()
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
             folder = tarfile.TarInfo("root/.ssh")
             folder.type, folder.mode = tarfile.DIRTYPE, 0o700
             tar.addfile(folder)
-            entry = tarfile.TarInfo("root/.ssh/authorized_keys")
-            entry.size, entry.mode = len(key), 0o600
-            tar.addfile(entry, io.BytesIO(key.encode()))
+            entry = tarfile.TarInfo(AUTHORIZED_KEYS.lstrip("/"))
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
         self.step("key authorized", container.put_archive, "/", archive.getvalue())
 
     def wait(self, container: Any) -> str:
         """Wait until systemd has finished starting and sshd has its keys; return the host key."""
         deadline = time.monotonic() + BOOT_SECONDS
-        state = "nothing"
-        while time.monotonic() < deadline:
+        while True:
+            container.reload()
+            if container.status != "running":
+                tail = container.logs(tail=15).decode(errors="replace")
+                self.fail(f"the container {self.name} stopped while starting:\n{tail}")
             state = container.exec_run(["systemctl", "is-system-running"]).output.decode().strip()
             key = container.exec_run(["cat", "/etc/ssh/ssh_host_ed25519_key.pub"])
             if state in ("running", "degraded") and key.exit_code == 0:
                 break
+            if time.monotonic() > deadline:
+                self.fail(
+                    f"systemd in the container {self.name} is still {state!r} after {BOOT_SECONDS} s; "
+                    f"look at `docker logs {self.name}`"
+                )
             time.sleep(0.5)
-            container.reload()
-            if container.status != "running":
-                break
-        else:
-            self.module.fail_json(
-                msg=f"{self.want['name']}: systemd in the container {self.name} is still "
-                f"{state!r} after {BOOT_SECONDS} s; look at `docker logs {self.name}`"
-            )
-        if container.status != "running":
-            tail = container.logs(tail=15).decode(errors="replace")
-            self.module.fail_json(
-                msg=f"{self.want['name']}: the container {self.name} stopped while starting:\n{tail}"
-            )
         if state == "degraded":
-            failed = (
-                container.exec_run(["systemctl", "--failed", "--plain", "--no-legend"])
-                .output.decode()
-                .strip()
-            )
-            self.module.warn(f"{self.want['name']}: failed units: {failed}")
+            failed = container.exec_run(["systemctl", "--failed", "--plain", "--no-legend"]).output.decode()
+            self.module.warn(f"{self.want['name']}: failed units: {failed.strip()}")
         return " ".join(key.output.decode().split()[:2])
 
     def present(self) -> str | None:
-        """Bring the host up; return its host key (None in check mode where it does not run)."""
-        try:
-            image = self.client.images.get(self.want["image"])
-        except docker.errors.ImageNotFound:
-            self.module.fail_json(
-                msg=f"{self.want['name']}: there is no image {self.want['image']} on this machine; "
-                "run images/build lab-host"
-            )
+        """Bring the host up; return its host key (None in check mode where it does not run as wanted)."""
+        image_id = self.image_id()
         self.network()
         container = self.container()
-        if container and (
-            container.attrs["Image"] != image.id
-            or container.labels.get(f"{LABEL}.address") != self.want["address"]
-        ):
-            self.step("replaced, for another image or address", container.remove, force=True)
+        if container and container.labels.get(f"{LABEL}.made-of") != self.made_of(image_id):
+            self.step("removed, for another image, address or settings", container.remove, force=True)
             container = None
         if container is None:
-            self.step("created", self.create)
+            self.step("created", self.create, image_id)
         elif container.status != "running":
             self.step("started", container.start)
-        container = self.container()
-        if container is None or container.status != "running":
+        if self.did and self.module.check_mode:
             return None
+        container = self.container()
         key = self.wait(container)
         self.authorize(container)
         return key
@@ -197,12 +220,13 @@ class LabHost:
         container = self.container()
         if container:
             self.step("removed", container.remove, force=True)
-        for volume in self.client.volumes.list(filters={"name": f"{self.name}-docker"}):
-            self.step("volume removed", volume.remove, force=True)
-        for network in self.client.networks.list(names=[f"^{self.want['network']}$"]):
-            network.reload()
-            if not network.attrs["Containers"]:
-                self.step("network removed", network.remove)
+        with contextlib.suppress(docker.errors.NotFound):
+            self.step("volume removed", self.client.volumes.get(self.volume).remove, force=True)
+        network = self.want["network"]
+        others = self.client.containers.list(all=True, filters={"network": network})
+        if all(other.name == self.name for other in others):
+            for found in self.client.networks.list(names=[f"^{network}$"]):
+                self.step("network removed", found.remove)
 
 
 def main() -> None:
@@ -220,13 +244,24 @@ def main() -> None:
         required_if=[("state", "present", ["image", "address", "authorized_key"])],
         supports_check_mode=True,
     )
-    if docker is None:
+    if not HAS_DOCKER:
         module.fail_json(msg=missing_required_lib("docker"))
+    name, key = module.params["name"], None
     try:
-        host = LabHost(module)
-        key = host.present() if module.params["state"] == "present" else host.absent()
+        host = LabHost(module, docker.from_env(timeout=120))
+    except docker.errors.DockerException as error:
+        module.fail_json(msg=f"{name}: no docker engine answers on this machine ({error}); run scripts/setup")
+    try:
+        if module.params["state"] == "present":
+            key = host.present()
+        else:
+            host.absent()
     except (docker.errors.DockerException, requests.RequestException) as error:
-        module.fail_json(msg=f"{module.params['name']}: the docker engine on this machine says: {error}")
+        module.fail_json(
+            msg=f"{name}: the docker engine on this machine says: {error}",
+            did=host.did,
+            changed=bool(host.did),
+        )
     module.exit_json(changed=bool(host.did), did=host.did, host_key=key)
 
 

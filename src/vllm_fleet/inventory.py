@@ -241,7 +241,16 @@ PER_HOST = frozenset(PREFIX + name for name in HostVars.model_fields)
 # The role whose prefix is the fleet's own: its variables are judged by its argument spec, not here.
 ROLE_VARIABLES = frozenset(
     f"fleet_front_{name}"
-    for name in ("backend", "drain_timeout", "listen", "request_timeout", "serving", "slot", "slots", "socket")
+    for name in (
+        "backend",
+        "drain_timeout",
+        "listen",
+        "request_timeout",
+        "serving",
+        "slot",
+        "slots",
+        "socket",
+    )
 )
 KNOWN = FLEET_WIDE | PER_HOST | ROLE_VARIABLES
 

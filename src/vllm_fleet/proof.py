@@ -9,7 +9,7 @@ TOLD = ("url", "tensor_parallel_size", "pipeline_parallel_size")
 
 
 def proof_pairs(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameter `pairs` of the module kv_proof: [{name, prefill: {engine, url, ...}, decode: {...}}], in plan order."""
+    """Parameter `pairs` of the module kv_proof, in plan order: [{name, prefill: {...}, decode: {...}}]."""
     told = {
         engine["name"]: {"engine": engine["name"]} | {key: engine[key] for key in TOLD}
         for engine in plan["engines"]

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_fleet.registration import compare_registrations, registered_engines, stale_engines
 
 HEADINGS = ("engine", "host", "TP", "registered", "unit", "health", "router")
+NOT_REACHED: Mapping[str, Mapping[str, str]] = {"local": {}, "units": {}, "health": {}}
+
+
+def learned(
+    local: Mapping[str, Any], units: Iterable[Mapping[str, Any]], health: Iterable[Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """What playbooks/status.yml learned on a host, for `status_rows`.
+
+    Args:
+        local: the host's local facts.
+        units: the results of `systemctl show` for each member.
+        health: the results of the module uri for each member's /health.
+
+    """
+    return {
+        "local": local,
+        "units": {done["member"]["name"]: _unit(done["stdout_lines"]) for done in units},
+        "health": {done["member"]["name"]: _health(done["status"], done["msg"]) for done in health},
+    }
+
+
+def _unit(lines: Iterable[str]) -> str:
+    words = dict(line.split("=", 1) for line in lines)
+    return f"{words['ActiveState']}/{words['SubState']}, {words['NRestarts']} restarts"
+
+
+def _health(status: int, message: str) -> str:
+    if status == 200:
+        return "ok"
+    if status > 0:
+        return f"HTTP {status}"
+    # Status code was -1 and not [200]: Request failed: <urlopen error [Errno 111] Connection refused>
+    cause = re.sub(r"^<urlopen error (\[Errno -?\d+\] )?", "", message.splitlines()[0].rpartition(": ")[2])
+    return f"no answer: {cause.rstrip('>')}"
 
 
 def status_rows(
@@ -17,38 +52,36 @@ def status_rows(
 
     Args:
         plan: the plan.
-        hosts: host -> what playbooks/status.yml learned there: `local` (its local facts), `units` (engine ->
-            words of `systemctl show`: state, substate, restarts) and `health` (engine -> what /health said).
+        hosts: host -> what was `learned` there; hosts that could not be reached are missing.
         workers: what the router's /workers lists; empty where no router answers.
 
     """
-    facts = {host: learned["local"] for host, learned in hosts.items()}
+    facts = {host: told["local"] for host, told in hosts.items()}
     router = {worker["url"]: "healthy" if worker["is_healthy"] else "unhealthy" for worker in workers}
     registered = registered_engines(facts)
     rows = []
     for engine in plan["engines"]:
         place = engine["head"], engine["name"]
-        learned = hosts.get(engine["head"], {"units": {}, "health": {}})
-        differs = compare_registrations({**plan, "engines": [engine]}, facts)
+        told = hosts.get(engine["head"], NOT_REACHED)
+        differs = compare_registrations({**plan, "engines": [engine]}, {engine["head"]: told["local"]})
         rows.append(
             {
                 "engine": engine["name"],
                 "host": engine["head"],
                 "TP": str(engine["tensor_parallel_size"]),
                 "registered": "no" if place not in registered else "differs" if differs else "yes",
-                "unit": learned["units"].get(engine["name"], "host not reached"),
-                "health": learned["health"].get(engine["name"], "host not reached"),
+                "unit": told["units"].get(engine["name"], "host not reached"),
+                "health": told["health"].get(engine["name"], "host not reached"),
                 "router": router.get(engine["url"], "unknown" if router else "no router"),
             }
         )
-    rows += [
-        dict.fromkeys(HEADINGS, "") | stale | {"registered": "not declared"} for stale in stale_engines(plan, facts)
-    ]
-    return rows
+    undeclared = dict.fromkeys(HEADINGS, "") | {"registered": "not declared"}
+    return rows + [undeclared | stale for stale in stale_engines(plan, facts)]
 
 
 def status_table(rows: list[dict[str, str]]) -> list[str]:
     """The rows as aligned lines, with headings."""
     lines = [HEADINGS, *([row[heading] for heading in HEADINGS] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    padded = ([word.ljust(width) for word, width in zip(line, widths, strict=True)] for line in lines)
+    return ["  ".join(words).rstrip() for words in padded]

@@ -57,13 +57,17 @@ def test_ansible_computes_the_same_plan(tmp_path):
         [check, f"{check}.plan | fleet_router_arguments('a')",
          f"{check}.plan | fleet_registration('prefill-rack1-04-0', 'sha256:1')",
          f"{check}.plan | fleet_registration_problems({{}})", f"{check}.plan | fleet_stale_engines({{}})",
-         "{'num_hidden_layers': 2} | fleet_kv_bytes_per_token('float16')", f"{check}.problems | fleet_problem_text"],
+         "{'num_hidden_layers': 2} | fleet_kv_bytes_per_token('float16')", f"{check}.problems | fleet_problem_text",
+         f"{check}.plan | fleet_proof_pairs | map(attribute='name')",
+         f"{check}.plan | fleet_status_table({{}}, [])"],
     )  # fmt: skip
     assert results[0] == {"plan": json.loads(json.dumps(plan)), "problems": [], "text": ""}
     assert results[1][:4] == ["--host", "127.0.0.1", "--port", "30001"]
     assert results[2]["engine"] == "prefill-rack1-04-0"
     assert len(results[3]) == 2
-    assert results[4:] == [[], None, ""]
+    assert results[4:7] == [[], None, ""]
+    assert results[7] == ["prefill-rack1-04-0 -> decode-rack1-05-0"]
+    assert [line.split()[0] for line in results[8]] == ["engine", "prefill-rack1-04-0", "decode-rack1-05-0"]
 
 
 def test_ansible_gets_every_problem_with_its_place(tmp_path):
@@ -106,6 +110,11 @@ def test_ansible_gets_every_problem_with_its_place(tmp_path):
         ("fleet_registration", (lab().plan(), "decode-rack1-05-0", 1)),
         ("fleet_registration_problems", (lab().plan(), [])),
         ("fleet_stale_engines", ("", {})),
+        ("fleet_proof_pairs", ({"schema": 2, "engines": []},)),
+        ("fleet_status_table", ([], {}, [])),
+        ("fleet_status_table", (lab().plan(), [], [])),
+        ("fleet_status_table", (lab().plan(), {"rack1-04": "down"}, [])),
+        ("fleet_status_table", (lab().plan(), {}, {})),
         ("fleet_router_arguments", (lab().plan(), "c")),
         ("fleet_router_arguments", (lab().plan(), 1)),
     ],

@@ -32,6 +32,7 @@ all:
     prefill: {hosts: {"p[01:03]": }}
     decode: {hosts: {d1: {fleet_address: 10.0.0.9}}}
     router: {hosts: {r1: {ansible_host: 10.0.0.10}}}
+    registry: {hosts: {r1: }}
     rack: {children: {prefill: , decode: }, vars: {fleet_net_device: eth1}}
 """
 
@@ -91,7 +92,7 @@ def test_hosts_have_the_variables_that_ansible_gives_them(write):
 def test_an_ini_inventory_is_cast_once(write, tmp_path):
     write(group_vars__all=ALL)
     (tmp_path / "hosts").write_text(
-        "[prefill]\np[1:2] fleet_gpus_per_host=4\n[decode]\nd1 ansible_host=10.0.0.9\n[router]\nr1 ansible_host=10.0.0.10\n"
+        "[prefill]\np[1:2] fleet_gpus_per_host=4\n[decode]\nd1 ansible_host=10.0.0.9\n[router]\nr1 ansible_host=10.0.0.10\n[registry]\nr1\n"
         "[prefill:vars]\nfleet_pool_overrides={'prefill': {'tensor_parallel_size': '2'}}\n"
         "[all:vars]\nfleet_port_stride=32\nfleet_front_port='31000'\n"
         "[prefill]\np1 ansible_host=10.0.0.1\np2 ansible_host=10.0.0.2\n"

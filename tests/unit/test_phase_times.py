@@ -40,17 +40,15 @@ FILES = {
 """,
     "engines.yml": """
 - name: A play whose name is not the phase
-  hosts: fast:slow
+  hosts: all
   gather_facts: false
-  tasks:
-    - ansible.builtin.include_tasks: wait.yml
-      vars: {left: 1}
+  tasks: [{ansible.builtin.include_tasks: wait.yml}]
 """,
     "wait.yml": """
 - engine_ready: {seconds: "{{ seconds }}"}
+- ansible.builtin.set_fact: {rounds: "{{ rounds | default(0) | int + 1 }}"}
 - ansible.builtin.include_tasks: wait.yml
-  when: left | int > 0
-  vars: {left: 0}
+  when: rounds | int < 2
 """,
     "images.yml": """
 - hosts: fast
@@ -73,7 +71,7 @@ FILES = {
     "hosts": """
 [all]
 fast seconds=0.1
-slow seconds=0.6
+slow[1:3] seconds=0.6
 [all:vars]
 ansible_connection=local
 ansible_python_interpreter={python}
@@ -102,7 +100,9 @@ def play(tmp_path_factory):
 
     def run(playbook: str) -> dict[str, list[float]]:
         command = [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts", playbook]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         _, recap, after = done.stdout.partition("PLAY RECAP")
         assert recap, done.stdout + done.stderr
         assert "phase_times" not in done.stderr  # Ansible only warns of a callback that breaks
@@ -123,12 +123,13 @@ def test_phases_are_the_playbook_files_in_the_order_they_begin(play):
     assert (engines, images) == (0, 0)
 
     seconds, engines, images = table["engines"]
-    assert 1.2 <= engines < 2 * (0.6 + 0.1) + 0.8  # the slow host's, both times; not the sum over hosts
-    assert engines <= seconds
+    assert (
+        1.2 <= engines <= seconds
+    )  # both rounds, and not the sum over hosts, which takes longer than the phase
     assert images == 0
 
     seconds, engines, images = table["images"]
-    assert 0.5 <= images < seconds - 0.4 + 0.05  # the handler after it is no image transfer
+    assert 0.5 <= images <= seconds - 0.3  # the handler after it is no image transfer
     assert engines == 0
 
     parts = [table[name] for name in ("validate", "engines", "images")]
@@ -168,4 +169,7 @@ def test_the_roles_have_what_is_told_apart(role, kind):
 
 
 def test_push_and_pull_are_transfers_and_looking_is_not():
-    assert sorted(kinds("container_image")) == ["Pull the image by its digest", "Push the image to the registry"]
+    assert sorted(kinds("container_image")) == [
+        "Pull the image by its digest",
+        "Push the image to the registry",
+    ]

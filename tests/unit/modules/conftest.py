@@ -31,7 +31,7 @@ def data() -> Callable[[str], str]:
 def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     """Run a module by name; the JSON it answers."""
 
-    def run(name: str, *, check: bool = False, **params: Any) -> dict[str, Any]:
+    def run(name: str, /, *, check: bool = False, **params: Any) -> dict[str, Any]:
         module = importlib.import_module(name)
         with (
             patch_module_args({**params, "_ansible_check_mode": check}),

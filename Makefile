@@ -1,28 +1,55 @@
-# Two commands for users: `make demo` and `make test`. Both may be run again at any time.
+# For users: `make demo` and `make test`; both may be run again at any time. `make help` lists the rest.
 SHELL := /bin/bash
-BIN := .venv/bin
-PLAY := $(BIN)/ansible-playbook
-URL := http://198.18.40.2:30000
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+FRONT := http://198.18.40.2:30000
+SHELL_SCRIPTS := scripts/setup scripts/clean .ci/run tests/molecule/run images/vllm-nixl/rootfs/usr/local/bin/vllm
 
-.PHONY: demo test setup images lab site lint unit molecule e2e clean lock
+.PHONY: help demo test setup images lab lint format unit molecule e2e benchmark clean
 
-demo: lab  ## Build, start the lab, deploy the fleet, prove that KV moves, and show it
-	$(PLAY) -i inventory/lab playbooks/site.yml
-	$(PLAY) -i inventory/lab playbooks/prove.yml playbooks/status.yml
+help:  ## This list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: lab  ## Set up, build, start the lab, deploy, prove, and show what serves
+	ansible-playbook -i inventory/lab playbooks/site.yml
 	@echo
-	@echo "The fleet answers at $(URL). Try it:"
-	@echo "  curl -s $(URL)/v1/completions -H 'Content-Type: application/json' -d '{\"model\": \"tiny\", \"prompt\": \"Hello\", \"max_tokens\": 8}'"
+	@echo 'The fleet answers at $(FRONT):'
+	@echo
+	@echo "  curl -s $(FRONT)/v1/completions -H 'Content-Type: application/json' -d '{\"model\": \"tiny\", \"prompt\": \"Hello\", \"max_tokens\": 8}'"
 
-test: lint unit e2e  ## Everything that .ci/run checks
+test: lint unit molecule e2e  ## All tests, as CI runs them
 
-setup:  ## .venv and a docker engine
+setup:  ## .venv and a docker engine that answers
 	@scripts/setup
 
 images: setup  ## The images that are not there yet
-	$(BIN)/python images/build lab-host vllm-nixl:cpu
+	images/build lab-host vllm-nixl:cpu
 
 lab: images  ## The lab's hosts
-	$(PLAY) -i inventory/lab playbooks/lab.yml
+	ansible-playbook -i inventory/lab playbooks/lab.yml
 
-site: ## Deploy the fleet to the lab
-	$(PLAY) -i inventory/lab playbooks/site.yml
+lint: setup  ## ansible-lint, yamllint, ruff, mypy, shellcheck
+	ansible-lint --offline
+	yamllint --strict .
+	ruff check .
+	ruff format --check .
+	mypy
+	shellcheck $(SHELL_SCRIPTS)
+
+format: setup  ## Format the Python sources
+	ruff check --fix .
+	ruff format .
+
+unit: setup  ## Tests without a lab
+	pytest tests/unit
+
+molecule: lab  ## Each role alone, against the lab's hosts
+	tests/molecule/run
+
+e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
+	pytest tests/e2e
+
+benchmark: setup  ## How long `vllm-fleet validate` takes on 250 to 2,000 hosts
+	python benchmarks/validate.py
+
+clean:  ## Remove all that the commands above made, but for packages of the distribution
+	@scripts/clean

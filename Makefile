@@ -4,6 +4,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 FRONT := http://198.18.40.2:30000
 SHELL_SCRIPTS := scripts/setup scripts/clean .ci/run tests/molecule/run images/vllm-nixl/rootfs/usr/local/bin/vllm
 
+# One lab: its users take turns.
+.NOTPARALLEL:
 .PHONY: help demo test setup images lab lint format unit molecule e2e benchmark clean
 
 help:  ## This list

@@ -148,23 +148,24 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
     low = judged and rate is not None and rate < terms.floor_gbps
 
     reasons = _wrong_answers(evidence, head)
+    others = _other_traffic(evidence, delta, terms)
     if _went_back(delta):
         reasons.append("the decode's counters went back: it was restarted during the proof")
     else:
         reasons += _wrong_transfer(delta, expected)
+        if delta.failed_transfers:
+            # Somebody else's, perhaps: our own request got the right tokens or is in the reasons already.
+            failed = f"the decode counted {delta.failed_transfers:.0f} failed KV transfers"
+            (others if others else reasons).append(failed)
         if low:
             reasons.append(
                 f"KV moved at {rate:.3g} GB/s, under the floor of {terms.floor_gbps:g} GB/s for "
                 f"{terms.transport} ({moved} bytes in {seconds:.3g} s). {SLOW_CAUSES[terms.transport]}"
             )
 
-    verdict = FAILED
-    if not reasons:
-        reasons = _other_traffic(evidence, delta, terms)
-        verdict = NOT_ATTRIBUTABLE if reasons else PASSED
     return Judgement(
-        verdict=verdict,
-        reasons=reasons,
+        verdict=FAILED if reasons else NOT_ATTRIBUTABLE if others else PASSED,
+        reasons=reasons or others,
         bytes=moved,
         expected_bytes=expected if terms.bytes_per_token else None,
         failed_transfers=int(delta.failed_transfers),
@@ -200,8 +201,6 @@ def _wrong_transfer(delta: Counters, expected: int) -> list[str]:
         )
     elif delta.bytes < expected:
         reasons.append(f"only {delta.bytes:.0f} KV bytes were moved, the prompt's full blocks are {expected}")
-    if delta.failed_transfers:
-        reasons.append(f"the decode counted {delta.failed_transfers:.0f} failed KV transfers")
     return reasons
 
 

@@ -69,9 +69,19 @@ def plan(
 
     result, problems = make_plan(loaded.hosts, loaded.groups)
     found = loaded.all_problems(problems)
-    _finish(found, as_json, {"plan": result if not _refused(found) else None})
+    _finish(found, as_json, {"plan": _without_secrets(result) if not _refused(found) else None})
     if result is not None and not as_json:
         _show(result)
+
+
+def _without_secrets(plan: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The plan for showing: values of the operator's own environment variables are hidden."""
+    from vllm_fleet.problems import HIDDEN
+
+    for host in plan["hosts"].values() if plan else ():
+        for member in host["members"]:
+            member["env"] |= dict.fromkeys(member["operator_env"], HIDDEN)
+    return plan
 
 
 def _load(
@@ -124,6 +134,7 @@ def _show(plan: dict[str, Any]) -> None:
     """The plan as tables. Colours are rich's choice: only on a terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -134,7 +145,8 @@ def _show(plan: dict[str, Any]) -> None:
         for heading in headings:
             drawn.add_column(heading, overflow="fold")
         for row in rows:
-            drawn.add_row(*map(str, row))
+            # As they are: rich would take the brackets of an IPv6 address for markup.
+            drawn.add_row(*(Text(str(cell)) for cell in row))
         console.print(drawn)
 
     hosts, pairs = plan["hosts"], plan["pairs"]

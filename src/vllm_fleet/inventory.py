@@ -6,6 +6,7 @@ import difflib
 import ipaddress
 import math
 import posixpath
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -50,6 +51,15 @@ OWNED_ARGS: dict[str, str] = {
     "master_port": "fleet_port_stride",
 }
 """vLLM arguments the plan derives, and what to use instead. All data_parallel_* are owned besides."""
+REFUSED_ARGS = {
+    "api_key": "probes, proof and router ask the engines without a key",
+    "disable_log_stats": "the proof reads the engines' counters",
+    "ssl_ca_certs": "probes, proof and router speak plain HTTP with the engines",
+    "ssl_certfile": "probes, proof and router speak plain HTTP with the engines",
+    "ssl_keyfile": "probes, proof and router speak plain HTTP with the engines",
+    "uds": "probes, proof and router reach the engines by address and port",
+}
+"""vLLM arguments with which an engine could never be found ready, and why."""
 SHORT_ARGS = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -136,6 +146,9 @@ def _scalar(value: Any) -> Any:
     """One word of a command line, or a flag that is there or not."""
     if isinstance(value, dict | list):
         raise ValueError("must be one value: text, a number, true or false")  # noqa: TRY004
+    # It becomes part of a unit file: no character that systemd takes for its own, and no second word.
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9._:/,+=@-]+", value):
+        raise ValueError("must be one word of letters, digits and . _ : / , + = @ -")
     return _argument(value)
 
 
@@ -212,7 +225,6 @@ class FleetVars(_Model):
     registry_port: PortNumber = 5000
     start_timeout: Seconds = 1200
     request_timeout: Seconds = 1800
-    control_timeout: Seconds = 900
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[bkmgBKMG]?$")] | None = None
     kv_floor_gbps: (
         Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=10000, allow_inf_nan=False)] | None
@@ -514,24 +526,22 @@ def _check_model_path(fleet: Fleet, model: Any) -> None:
     path = model.get("path") if isinstance(model, dict) else None
     if not isinstance(path, str):
         return
-    # ":" and "," separate the parts of a container mount.
-    if (
-        not path.startswith("/")
-        or path == "/"
-        or path != posixpath.normpath(path)
-        or not path.isprintable()
-        or set(path) & set(":, ")
-    ):
+    # It becomes part of a unit file and of a container mount: no character that either takes for its own.
+    if path == "/" or path != posixpath.normpath(path) or not re.fullmatch(r"/[A-Za-z0-9._/+=@-]+", path):
         fleet.report(
             rules.MODEL_PATH,
-            "not a normalized absolute path without spaces, colons and commas",
+            "not a normalized absolute path of letters, digits and . _ / + = @ -",
             ("fleet_model", "path"),
             value=path,
         )
 
 
 def _check_router_args(fleet: Fleet, args: Any) -> None:
+    seen: dict[str, str] = {}
     for name in args if isinstance(args, dict) else ():
+        if (twin := seen.setdefault(name.replace("-", "_"), name)) != name:
+            what = f"the same argument as {twin}"
+            fleet.report(rules.REPEATED_ARGUMENT, what, ("fleet_router_args", name), value=args[name])
         if name.replace("-", "_") in OWNED_ROUTER_ARGS:
             fleet.report(
                 rules.OWNED_ROUTER_ARGUMENT,
@@ -567,6 +577,8 @@ def _check_pool_contents(
         if name in seen:
             report(rules.REPEATED_ARGUMENT, f"the same argument as {seen[name]}", "args", key, value=value)
         seen[name] = key
+        if name in REFUSED_ARGS:
+            report(rules.REFUSED_ARGUMENT, REFUSED_ARGS[name], "args", key, value=value)
         owner = OWNED_ARGS.get(name.split(".", 1)[0])
         if owner or name.startswith("data_parallel"):
             report(
@@ -578,6 +590,8 @@ def _check_pool_contents(
                 remedy=f"Remove it; it follows from {owner or OWNED_ARGS['data_parallel_size']}.",
             )
     for key, value in pool["env"].items() if isinstance(pool.get("env"), dict) else ():
+        if key == "VLLM_API_KEY":
+            report(rules.REFUSED_ARGUMENT, REFUSED_ARGS["api_key"], "env", key, value=value)
         if key in OWNED_ENV:
             report(rules.OWNED_ENVIRONMENT, "the plan derives this variable", "env", key, value=value)
 

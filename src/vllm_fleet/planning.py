@@ -340,8 +340,12 @@ def _check_shape(fleet: Fleet, name: str, pool: Pool, override: Sizes, host: Hos
 
 
 def _arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with underscores. vLLM takes dashes alike, so an override must find what it overrides."""
-    return {name.replace("-", "_"): value for name, value in args.items()}
+    """Arguments with underscores. vLLM takes dashes alike, so an override must find what it overrides.
+
+    What stands behind a dot is a key inside the argument's value, which vLLM takes to the letter.
+    """
+    parts = ((*name.partition("."), value) for name, value in args.items())
+    return {argument.replace("-", "_") + dot + key: value for argument, dot, key, value in parts}
 
 
 def _shape(fleet: Fleet, name: str, pool: Pool, override: Sizes, host: Host) -> Shape | None:
@@ -478,11 +482,12 @@ def _plan(fleet: Fleet, engines: list[Engine]) -> dict[str, Any]:
         "kv_floor_min_bytes": v.kv_floor_min_bytes,
         "model": {"path": v.model.path, "served_name": v.model.served_name},
         "image": {"name": v.image, "variant": v.image_variant or IMAGE_VARIANTS[v.accelerator]},
-        "timeouts": {"start": v.start_timeout, "request": v.request_timeout, "control": v.control_timeout},
+        "timeouts": {"start": v.start_timeout, "request": v.request_timeout},
         "proof": {
             "prompt_words": v.proof_prompt_words,
             "prefix_tokens": v.proof_prefix_tokens,
             "tokens": v.proof_tokens,
+            "kv_dtype": _kv_dtype(fleet, decodes[0]) if decodes else None,
         },
         "engines": [_engine(fleet, engine) for engine in engines],
         "engine_hosts": [host for host in fleet.hosts if members[host]],
@@ -541,13 +546,12 @@ def _engine(fleet: Fleet, engine: Engine) -> dict[str, Any]:
 
 
 def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
-    """[host, group] for the groups that the playbooks' plays run on."""
-    builders = fleet.groups.get("image_builder") or ["localhost"]
+    """[host, group] for the groups that the playbooks' plays run on. No image_builder means the workstation."""
     return [
         *([host, "fleet_engines"] for host in fleet.hosts if members[host]),
         *([host, "fleet_router"] for host in fleet.routers),
         *([host, "fleet_registry"] for host in fleet.registries),
-        *([host, "fleet_image_builder"] for host in builders),
+        *([host, "fleet_image_builder"] for host in fleet.groups.get("image_builder", [])),
     ]
 
 
@@ -583,6 +587,8 @@ def _member(fleet: Fleet, engine: Engine) -> dict[str, Any]:
         "side_channel_ports": _side_channel_ports(fleet, engine),
         "devices": list(engine.devices),
         **applied,
+        # Which of the variables are the operator's own, and so may be secrets.
+        "operator_env": sorted(engine.env),
         "fingerprint": hashlib.sha256(canonical.encode()).hexdigest(),
     }
 
@@ -639,6 +645,16 @@ def _serve_arguments(fleet: Fleet, engine: Engine, address: IPAddress) -> dict[s
             "kv_load_failure_policy": "fail",
         }
     return dict(sorted(args.items()))
+
+
+def _kv_dtype(fleet: Fleet, decode: Engine) -> str | None:
+    """vLLM's kv_cache_dtype or else dtype of an engine, from which the bytes of its KV follow; None: the model's own.
+
+    One decode stands for all: NIXL's handshake wants both equal everywhere.
+    """
+    args = _serve_arguments(fleet, decode, _address(fleet, decode.host))
+    cache = args.get("kv_cache_dtype", "auto")
+    return args.get("dtype") if cache == "auto" else cache
 
 
 def _container_options(fleet: Fleet, engine: Engine) -> dict[str, Any]:

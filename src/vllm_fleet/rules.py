@@ -80,6 +80,13 @@ REPEATED_ARGUMENT = Rule(
     VLLM,
     "Keep one of the two spellings.",
 )
+REFUSED_ARGUMENT = Rule(
+    "refused-argument",
+    "No engine has a setting with which the fleet could not ask it.",
+    "The engine would start and never be found ready, or never be proved.",
+    VLLM,
+    "Remove it.",
+)
 OWNED_ENVIRONMENT = Rule(
     "owned-environment",
     "`env` holds no variable that the plan derives.",

@@ -66,7 +66,13 @@ class Fleet:
         command = [BIN / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / f"{name}.yml", *words]
         began = time.monotonic()
         done = subprocess.run(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLAY_SECONDS, check=False
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PLAY_SECONDS,
+            check=False,
         )
         output = done.stdout + done.stderr
         (LOGS / f"{time.strftime('%H%M%S')}-{name}.log").write_text(output)
@@ -91,7 +97,18 @@ class Fleet:
     def module(self, name: str, module: str, **params: Any) -> dict[str, Any]:
         """Run one module on a host; what it returned."""
         with tempfile.TemporaryDirectory() as folder:
-            words = [BIN / "ansible", name, "-i", LAB, "-m", module, "-a", json.dumps(params), "--tree", folder]
+            words = [
+                BIN / "ansible",
+                name,
+                "-i",
+                LAB,
+                "-m",
+                module,
+                "-a",
+                json.dumps(params),
+                "--tree",
+                folder,
+            ]
             subprocess.run(words, cwd=ROOT, capture_output=True, timeout=PLAY_SECONDS, check=False)
             return json.loads((Path(folder) / name).read_text())
 
@@ -101,7 +118,11 @@ class Fleet:
             host: self.run(host, "docker ps --no-trunc --format '{{.Names}} {{.ID}}' | sort")
             for host in ("rack1-04", "rack1-05")
         }
-        return seen | {"rack1-router": self.run("rack1-router", "systemctl show --property MainPID 'vllm-router@*' haproxy")}
+        return seen | {
+            "rack1-router": self.run(
+                "rack1-router", "systemctl show --property MainPID 'vllm-router@*' haproxy"
+            )
+        }
 
 
 def ask(url: str, path: str = "/v1/completions", timeout: float = 90, **body: Any) -> dict[str, Any]:
@@ -113,39 +134,58 @@ def ask(url: str, path: str = "/v1/completions", timeout: float = 90, **body: An
         return json.load(answer)
 
 
+def ask_streamed(url: str, path: str = "/v1/completions", timeout: float = 90, **body: Any) -> str:
+    """POST with stream, and the whole text; every chunk must be there, up to [DONE]."""
+    request = urllib.request.Request(
+        url + path,
+        json.dumps({"model": "tiny", "stream": True} | body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        events = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+    if not events or events[-1] != "[DONE]":
+        raise OSError(f"the stream was cut after {len(events)} events")
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
 @dataclass
 class Stream:
-    """Requests through the front, one after the other, until told to stop."""
+    """What clients saw that kept asking through the front."""
 
     sent: int = 0
     failed: list[str] = field(default_factory=list)
 
 
 @contextmanager
-def steady_stream(pause: float = 0.5, most: int = 1000) -> Iterator[Stream]:
-    """Keep asking for completions while the block runs; every answer must be 200 with a text."""
+def steady_stream(clients: int = 3, pause: float = 1.0, most: int = 500) -> Iterator[Stream]:
+    """Keep streaming completions from several clients while the block runs; each must come whole and with a text."""
     stream, stop = Stream(), threading.Event()
 
-    def keep_asking() -> None:
-        while not stop.is_set() and stream.sent < most:
+    def keep_asking(client: int) -> None:
+        for number in range(most):
+            if stop.wait(pause):
+                return
             stream.sent += 1
+            name = f"request {number} of client {client}"
             try:
-                answer = ask(FRONT, prompt=f"request {stream.sent} of a steady stream", max_tokens=8, temperature=0)
-                if not answer["choices"][0]["text"]:
-                    stream.failed.append(f"{stream.sent}: empty answer {answer}")
+                if not ask_streamed(
+                    FRONT, prompt=f"{name} in a steady stream", max_tokens=64, ignore_eos=True
+                ):
+                    stream.failed.append(f"{name}: no text")
             except urllib.error.HTTPError as error:
-                stream.failed.append(f"{stream.sent}: {error.code} {error.read()[:300]!r}")
+                stream.failed.append(f"{name}: {error.code} {error.read()[:300]!r}")
             except OSError as error:
-                stream.failed.append(f"{stream.sent}: {error}")
-            stop.wait(pause)
+                stream.failed.append(f"{name}: {error}")
 
-    thread = threading.Thread(target=keep_asking)
-    thread.start()
+    threads = [threading.Thread(target=keep_asking, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
         yield stream
     finally:
         stop.set()
-        thread.join(timeout=120)
+        for thread in threads:
+            thread.join(timeout=120)
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +209,9 @@ def changed_inventory(tmp_path: Path):
         all_vars = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text()) | variables
         (folder / "group_vars" / "all.yml").write_text(yaml.safe_dump(all_vars, sort_keys=False))
         lab_vars = (LAB / "group_vars" / "lab.yml").read_text()
-        (folder / "group_vars" / "lab.yml").write_text(lab_vars.replace("{{ inventory_dir }}/../..", str(ROOT)))
+        (folder / "group_vars" / "lab.yml").write_text(
+            lab_vars.replace("{{ inventory_dir }}/../..", str(ROOT))
+        )
         return folder
 
     return make

@@ -77,6 +77,18 @@ def test_the_plan_as_json_is_the_plan(inventory):
     assert document["plan"] == json.loads(json.dumps(fleet.plan()))
 
 
+def test_the_plan_hides_what_may_be_a_secret(inventory):
+    result = run("plan", "-i", inventory(lab().pool("decode", env={"HF_TOKEN": "sesame"})), "--json")
+    assert "sesame" not in result.output
+    assert '"HF_TOKEN": "(hidden)"' in result.output
+
+
+def test_an_ipv6_address_is_shown_whole(inventory):
+    fleet = lab()
+    fleet.hosts["rack1-04"]["fleet_address"] = "fd00::4"
+    assert "http://[fd00::4]:8000" in run("plan", "-i", inventory(fleet)).output
+
+
 @pytest.mark.parametrize("command", ["plan", "validate"])
 def test_problems_as_json(inventory, command):
     result = run(command, "-i", inventory(lab().everywhere(fleet_registry_port=80)), "--json")

@@ -92,6 +92,21 @@ CASES: list[tuple[Callable[[Fleet], Any], str, str | None, Any, list[str] | None
         pool("decode", args={"max-num-seqs": 1, "max_num_seqs": 2}),
         "repeated-argument", "fleet_pools.decode.args.max_num_seqs", 2, [],
     ),
+    (pool("decode", args={"api-key": "k"}), "refused-argument", "fleet_pools.decode.args.api-key", "k", []),
+    (pool("decode", args={"disable_log_stats": True}), "refused-argument", "fleet_pools.decode.args.disable_log_stats", True, []),
+    (pool("decode", env={"VLLM_API_KEY": "k"}), "refused-argument", "fleet_pools.decode.env.VLLM_API_KEY", "(hidden)", []),
+    (
+        everywhere(fleet_router_args={"log-level": "info", "log_level": "debug"}),
+        "repeated-argument", "fleet_router_args.log_level", "debug", [],
+    ),
+    (
+        everywhere(fleet_router_args={"policy": "random\nExecStartPre=+/bin/true"}),
+        "wrong-value", "fleet_router_args.policy", "random\nExecStartPre=+/bin/true", [],
+    ),
+    (
+        everywhere(fleet_model={"path": "/srv/50%h", "served_name": "tiny"}),
+        "model-path", "fleet_model.path", "/srv/50%h", [],
+    ),
     (pool("decode", env={"UCX_TLS": "rc"}), "owned-environment", "fleet_pools.decode.env.UCX_TLS", "(hidden)", []),
     (everywhere(fleet_router_args={"port": 1}), "owned-router-argument", "fleet_router_args.port", 1, []),
     (everywhere(fleet_router_args={"worker-urls": "x"}), "owned-router-argument", "fleet_router_args.worker-urls", "x", []),

@@ -1,0 +1,106 @@
+"""Engines: run as planned, registered, and only those that have to are restarted."""
+# ruff: noqa: S101, D103
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab import ENGINES, ROOT, assert_running, complete, containers, converge, host, play, refused, run
+
+FOLDER = "/etc/vllm-fleet/engines"
+UNITS = "/etc/systemd/system"
+POOLS: dict[str, Any] = yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml").read_text())["fleet_pools"]
+# A second engine on the prefill's host; its ports are 16 above the first one's.
+TWO_POOLS = POOLS | {"second": POOLS["decode"] | {"hosts": "prefill"}}
+SECOND, SECOND_PORT = "second-rack1-04-1", 8016
+ONE_HOST = "--limit=localhost,rack1-04"
+
+
+@pytest.fixture(scope="module")
+def as_converged() -> str:
+    """The containers of rack1-04, none of which a test may stop or restart."""
+    before = containers("rack1-04")
+    assert ENGINES["rack1-04"] in before
+    return before
+
+
+def second_container() -> str:
+    """The line of the second engine's container."""
+    [line] = [line for line in containers("rack1-04").splitlines() if SECOND in line]
+    return line
+
+
+@pytest.mark.parametrize(("name", "engine"), ENGINES.items())
+def test_the_unit_runs_and_the_engine_generates(name: str, engine: str) -> None:
+    assert_running(name, f"vllm-engine-{engine}")
+    address = f"198.18.40.{name[-1]}"
+    assert complete(f"http://{address}:8000")["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(("name", "engine"), ENGINES.items())
+def test_its_settings_are_its_own(name: str, engine: str) -> None:
+    there = host(name)
+    assert there.file(f"{FOLDER}/{engine}").mode == 0o700
+    environment = there.file(f"{FOLDER}/{engine}/engine.env")
+    assert (environment.mode, environment.user, environment.group) == (0o600, "root", "root")
+    running = there.check_output(f"docker exec vllm-engine-{engine} env").splitlines()
+    assert set(environment.content_string.splitlines()) <= set(running)
+
+
+@pytest.mark.parametrize(("name", "engine"), ENGINES.items())
+def test_it_is_registered_as_what_runs(name: str, engine: str) -> None:
+    fact = json.loads(run(name, f"cat /etc/ansible/facts.d/vllm-engine-{engine}.fact"))
+    assert (fact["schema"], fact["engine"], fact["url"]) == (1, engine, f"http://198.18.40.{name[-1]}:8000")
+    assert fact["image_id"] == run(name, f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{engine}")
+
+
+def test_a_port_that_is_taken_is_refused(as_converged: str) -> None:
+    squat = f"python3 -m http.server --bind 198.18.40.4 {SECOND_PORT}"
+    run("rack1-04", f"systemd-run --quiet --unit=squatter {squat}")
+    try:
+        run("rack1-04", f"timeout 10 sh -c 'until ss -Hltn | grep -q :{SECOND_PORT}; do sleep 0.2; done'")
+        seen = refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS)
+    finally:
+        run("rack1-04", "systemctl stop squatter")
+    assert f"rack1-04: a port that the plan gives to {SECOND} (HTTP {SECOND_PORT}" in seen
+    assert "Nothing was started on this host." in seen
+    assert containers("rack1-04") == as_converged
+
+
+def test_only_the_engine_that_changed_is_restarted(as_converged: str) -> None:
+    """The second engine is not given the time to get ready: whom the role restarts is seen before."""
+    late = refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
+    assert f"Not ready after 2 s (the time-out is 2 s): {SECOND}" in late
+    assert not host("rack1-04").file(f"/etc/ansible/facts.d/vllm-engine-{SECOND}.fact").exists
+    first = second_container()
+    run("rack1-04", f"echo '# by hand' >> {UNITS}/vllm-engine-{SECOND}.service")
+    refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
+    assert second_container() != first
+    assert as_converged in containers("rack1-04")
+
+
+def test_an_engine_that_is_removed_leaves_nothing_and_the_other_one_stays(as_converged: str) -> None:
+    removed = play(Path(__file__).parents[1] / "remove.yml", vllm_engine_remove=[SECOND])
+    assert removed.rc == 0, removed.output
+    assert run("rack1-04", f"ls -d {FOLDER}/{SECOND} {UNITS}/*{SECOND}* 2>/dev/null || true") == ""
+    assert containers("rack1-04") == as_converged
+
+
+def test_a_wrong_image_is_told_and_the_next_run_heals_that_host_alone(as_converged: str) -> None:
+    before = containers("rack1-05")
+    seen = refused("vllm_engine", "--limit=localhost,rack1-05", vllm_engine_image_id="sha256:" + "0" * 64)
+    assert f"Engine {ENGINES['rack1-05']}: its unit" in seen
+    assert "No such image" in seen
+    # The restarts of a unit that dies are counted on, which the next run would take for a fault of its own.
+    unit = f"vllm-engine-{ENGINES['rack1-05']}"
+    run("rack1-05", f"systemctl stop {unit}; systemctl reset-failed {unit} 2>/dev/null || true")
+    done = converge("vllm_engine")
+    assert done.changed("rack1-04") == 0
+    assert done.changed("rack1-05") > 0
+    assert containers("rack1-04") == as_converged
+    assert containers("rack1-05") != before
+    assert complete("http://198.18.40.5:8000")["usage"]["completion_tokens"] == 1

@@ -13,7 +13,7 @@ from vllm_fleet.loading import Loaded, compute
 from vllm_fleet.planning import plan
 from vllm_fleet.problems import Problems, plain, text_of
 from vllm_fleet.proof import proof_pairs
-from vllm_fleet.registration import compare_registrations, registration, stale_engines
+from vllm_fleet.registration import compare_registrations, registration
 from vllm_fleet.routing import router_arguments
 from vllm_fleet.status import learned, status_rows, status_table
 
@@ -70,12 +70,6 @@ def fleet_registration_problems(plan: Any, facts: Any) -> list[str]:
     return compare_registrations(plain(plan), plain(facts))
 
 
-def fleet_stale_engines(plan: Any, facts: Any) -> list[dict[str, str]]:
-    _require_plan(plan, "fleet_stale_engines")
-    _require(facts, Mapping, "fleet_stale_engines", "a mapping of hosts to their local facts")
-    return stale_engines(plain(plan), plain(facts))
-
-
 def fleet_proof_pairs(plan: Any) -> list[dict[str, Any]]:
     _require_plan(plan, "fleet_proof_pairs")
     return proof_pairs(plain(plan))
@@ -128,7 +122,6 @@ class FilterModule:
                 fleet_registration,
                 fleet_registration_problems,
                 fleet_router_arguments,
-                fleet_stale_engines,
                 fleet_status_table,
             )
         }

@@ -156,7 +156,7 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
         if delta.failed_transfers:
             # Somebody else's, perhaps: our own request got the right tokens or is in the reasons already.
             failed = f"the decode counted {delta.failed_transfers:.0f} failed KV transfers"
-            (others if others else reasons).append(failed)
+            (others or reasons).append(failed)
         if low:
             reasons.append(
                 f"KV moved at {rate:.3g} GB/s, under the floor of {terms.floor_gbps:g} GB/s for "

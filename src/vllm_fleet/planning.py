@@ -546,7 +546,7 @@ def _engine(fleet: Fleet, engine: Engine) -> dict[str, Any]:
 
 
 def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
-    """[host, group] for the groups that the playbooks' plays run on. No image_builder means the workstation."""
+    """[host, group] for the groups that plays run on. No image_builder means the workstation."""
     return [
         *([host, "fleet_engines"] for host in fleet.hosts if members[host]),
         *([host, "fleet_router"] for host in fleet.routers),
@@ -648,7 +648,7 @@ def _serve_arguments(fleet: Fleet, engine: Engine, address: IPAddress) -> dict[s
 
 
 def _kv_dtype(fleet: Fleet, decode: Engine) -> str | None:
-    """vLLM's kv_cache_dtype or else dtype of an engine, from which the bytes of its KV follow; None: the model's own.
+    """What the bytes of an engine's KV follow from, kv_cache_dtype or else dtype. None: the model's own.
 
     One decode stands for all: NIXL's handshake wants both equal everywhere.
     """

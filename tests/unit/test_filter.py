@@ -56,7 +56,7 @@ def test_ansible_computes_the_same_plan(tmp_path):
         tmp_path, fleet.hosts, fleet.groups,
         [check, f"{check}.plan | fleet_router_arguments('a')",
          f"{check}.plan | fleet_registration('prefill-rack1-04-0', 'sha256:1')",
-         f"{check}.plan | fleet_registration_problems({{}})", f"{check}.plan | fleet_stale_engines({{}})",
+         f"{check}.plan | fleet_registration_problems({{}})",
          "{'num_hidden_layers': 2} | fleet_kv_bytes_per_token('float16')", f"{check}.problems | fleet_problem_text",
          f"{check}.plan | fleet_proof_pairs | map(attribute='name')",
          f"{check}.plan | fleet_status_table({{}}, [])"],
@@ -65,9 +65,9 @@ def test_ansible_computes_the_same_plan(tmp_path):
     assert results[1][:4] == ["--host", "127.0.0.1", "--port", "30001"]
     assert results[2]["engine"] == "prefill-rack1-04-0"
     assert len(results[3]) == 2
-    assert results[4:7] == [[], None, ""]
-    assert results[7] == ["prefill-rack1-04-0 -> decode-rack1-05-0"]
-    assert [line.split()[0] for line in results[8]] == ["engine", "prefill-rack1-04-0", "decode-rack1-05-0"]
+    assert results[4:6] == [None, ""]
+    assert results[6] == ["prefill-rack1-04-0 -> decode-rack1-05-0"]
+    assert [line.split()[0] for line in results[7]] == ["engine", "prefill-rack1-04-0", "decode-rack1-05-0"]
 
 
 def test_ansible_gets_every_problem_with_its_place(tmp_path):
@@ -109,7 +109,6 @@ def test_ansible_gets_every_problem_with_its_place(tmp_path):
         ("fleet_registration", (lab().plan(), "e", "i")),
         ("fleet_registration", (lab().plan(), "decode-rack1-05-0", 1)),
         ("fleet_registration_problems", (lab().plan(), [])),
-        ("fleet_stale_engines", ("", {})),
         ("fleet_proof_pairs", ({"schema": 2, "engines": []},)),
         ("fleet_status_table", ([], {}, [])),
         ("fleet_status_table", (lab().plan(), [], [])),

@@ -6,11 +6,9 @@ They change the lab's fleet: at the end it is removed, the lab's hosts stay.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,66 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lab
 import pytest
-import testinfra
 import yaml
+from lab import ENGINES, FRONT, LAB, ROOT, Play
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / ".venv" / "bin"
-LAB = ROOT / "inventory" / "lab"
-LOGS = ROOT / ".state" / "e2e"
-FRONT = "http://198.18.40.2:30000"
-PREFILL, DECODE = "prefill-rack1-04-0", "decode-rack1-05-0"
+PREFILL, DECODE = ENGINES["rack1-04"], ENGINES["rack1-05"]
 PAIR = f"{PREFILL} -> {DECODE}"
-PLAY_SECONDS = 900
-
-
-@dataclass(frozen=True)
-class Play:
-    """One run of ansible-playbook."""
-
-    rc: int
-    output: str
-    seconds: float
-
-    @property
-    def recap(self) -> dict[str, dict[str, int]]:
-        """host -> counter -> number."""
-        lines = re.findall(r"^(\S+)\s+: (ok=.*)$", self.output.split("PLAY RECAP")[-1], re.MULTILINE)
-        return {
-            host: {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", counters)}
-            for host, counters in lines
-        }
-
-    @property
-    def words(self) -> str:
-        """The output on one line: Ansible wraps long messages."""
-        return " ".join(self.output.split())
 
 
 class Fleet:
     """The lab's fleet as its operator sees it."""
 
     def play(self, name: str, *words: str, inventory: Path = LAB) -> Play:
-        """Run playbooks/NAME.yml to its end; the output is kept in .state/e2e."""
-        LOGS.mkdir(parents=True, exist_ok=True)
-        command = [BIN / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / f"{name}.yml", *words]
-        began = time.monotonic()
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PLAY_SECONDS,
-            check=False,
-        )
-        output = done.stdout + done.stderr
-        (LOGS / f"{time.strftime('%H%M%S')}-{name}.log").write_text(output)
-        # Of Ansible or of ours; an engine's own log may well show one.
-        assert not re.search(r"^Traceback", output, re.MULTILINE)
-        return Play(done.returncode, output, time.monotonic() - began)
+        """Run playbooks/NAME.yml to its end."""
+        return lab.play(ROOT / "playbooks" / f"{name}.yml", *words, inventory=inventory)
 
     def deploy(self, *words: str, inventory: Path = LAB) -> Play:
         """Run site.yml, which must end well."""
@@ -87,29 +41,19 @@ class Fleet:
         return done
 
     def host(self, name: str) -> Host:
-        """A host of the lab, over ssh as Ansible reaches it."""
-        return testinfra.get_host(f"ssh://{name}", ssh_config=str(ROOT / ".lab" / "ssh_config"))
+        """A host of the lab."""
+        return lab.host(name)
 
     def run(self, name: str, command: str) -> str:
         """What a shell command that must end well prints on a host."""
-        return self.host(name).check_output(command)
+        return lab.run(name, command)
 
     def module(self, name: str, module: str, **params: Any) -> dict[str, Any]:
         """Run one module on a host; what it returned."""
         with tempfile.TemporaryDirectory() as folder:
-            words = [
-                BIN / "ansible",
-                name,
-                "-i",
-                LAB,
-                "-m",
-                module,
-                "-a",
-                json.dumps(params),
-                "--tree",
-                folder,
-            ]
-            subprocess.run(words, cwd=ROOT, capture_output=True, timeout=PLAY_SECONDS, check=False)
+            words = ["-m", module, "-a", json.dumps(params), "--tree", folder]
+            command = [ROOT / ".venv/bin/ansible", name, "-i", LAB, *words]
+            subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
             return json.loads((Path(folder) / name).read_text())
 
     def containers(self) -> dict[str, str]:

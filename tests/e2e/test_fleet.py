@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from conftest import DECODE, FRONT, LAB, PAIR, PREFILL, ask, steady_stream
+from conftest import DECODE, PAIR, PREFILL, ask, steady_stream
 from kv_proxy import running
+from lab import FRONT, LAB
 
 POOLS = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text())["fleet_pools"]
 GATEWAY = "198.18.40.1"  # this machine, as the lab's hosts reach it
@@ -160,8 +161,8 @@ def test_status_shows_every_engine_everywhere(fleet):
     done = fleet.play("status")
     assert done.rc == 0
     for engine in (PREFILL, DECODE):
-        [row] = [line for line in done.output.splitlines() if line.strip().startswith(f"- {engine} ")]
-        assert row.split()[4:] == ["yes", "active/running,", "0", "restarts", "ok", "healthy"], row
+        [row] = [line for line in done.output.splitlines() if line.strip().startswith(f"{engine} ")]
+        assert row.split()[3:] == ["yes", "active/running,", "0", "restarts", "ok", "healthy"], row
 
 
 # --- the proof turns red -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The lab for the tests of single roles: its hosts over ssh, and plays of a role with other variables."""
+"""The lab for tests: its hosts over ssh, and runs of ansible-playbook."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ import testinfra
 from testinfra.host import Host
 
 ROOT = Path(__file__).resolve().parents[2]
+LAB = ROOT / "inventory" / "lab"
+LOGS = ROOT / ".state" / "logs"
 REGISTRY = "http://198.18.40.2:5000"
 FRONT = "http://198.18.40.2:30000"
 ENGINES = {"rack1-04": "prefill-rack1-04-0", "rack1-05": "decode-rack1-05-0"}
-PLAY_SECONDS = 300
+PLAY_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,18 @@ class Play:
         """The output on one line: Ansible wraps long messages."""
         return " ".join(self.output.split())
 
+    @property
+    def recap(self) -> dict[str, dict[str, int]]:
+        """host -> counter -> number."""
+        lines = re.findall(r"^(\S+)\s+: (ok=.*)$", self.output.split("PLAY RECAP")[-1], re.MULTILINE)
+        return {
+            host: {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", counters)}
+            for host, counters in lines
+        }
+
     def changed(self, host: str) -> int:
         """How many tasks changed something on a host."""
-        recap = self.output.split("PLAY RECAP")[-1]
-        [counter] = re.findall(rf"^{re.escape(host)}\s.*changed=(\d+)", recap, re.MULTILINE)
-        return int(counter)
+        return self.recap[host]["changed"]
 
 
 def host(name: str, folder: Path = ROOT / ".lab") -> Host:
@@ -52,24 +62,17 @@ def run(name: str, command: str) -> str:
     return host(name).check_output(command)
 
 
-def play(playbook: Path, *words: str, **variables: Any) -> Play:
-    """Run a playbook in the lab; variables win over those that it gives to roles."""
-    command = [
-        ROOT / ".venv/bin/ansible-playbook",
-        "-i",
-        ROOT / "inventory/lab",
-        playbook,
-        "-e",
-        json.dumps(variables),
-    ]
+def play(playbook: Path, *words: str, inventory: Path = LAB, **variables: Any) -> Play:
+    """Run a playbook to its end; variables win over those that it gives to roles. Its output is kept in LOGS."""
+    command = [ROOT / ".venv/bin/ansible-playbook", "-i", inventory, playbook, *words]
+    if variables:
+        command += ["-e", json.dumps(variables)]
     # Molecule asks for colours, which no test wants to read around.
-    plain = {name: value for name, value in os.environ.items() if "COLOR" not in name} | {
-        "ANSIBLE_NOCOLOR": "1"
-    }
+    plain = {name: value for name, value in os.environ.items() if "COLOR" not in name}
     done = subprocess.run(
-        [*command, *words],
+        command,
         cwd=ROOT,
-        env=plain,
+        env=plain | {"ANSIBLE_NOCOLOR": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -77,6 +80,9 @@ def play(playbook: Path, *words: str, **variables: Any) -> Play:
         check=False,
     )
     output = done.stdout + done.stderr
+    LOGS.mkdir(parents=True, exist_ok=True)
+    (LOGS / f"{time.strftime('%H%M%S')}-{playbook.stem}.log").write_text(output)
+    # Of Ansible or of ours; an engine's own log may well show one.
     assert not re.search(r"^Traceback", output, re.MULTILINE), output[-4000:]
     return Play(done.returncode, output)
 

@@ -101,7 +101,7 @@ class Stream:
 
 
 @contextmanager
-def steady_stream(clients: int = 3, pause: float = 1.0, most: int = 500) -> Iterator[Stream]:
+def steady_stream(clients: int = 2, pause: float = 1.0, most: int = 500) -> Iterator[Stream]:
     """Keep streaming completions from several clients while the block runs; each must come whole and with a text."""
     stream, stop = Stream(), threading.Event()
 
@@ -113,7 +113,7 @@ def steady_stream(clients: int = 3, pause: float = 1.0, most: int = 500) -> Iter
             name = f"request {number} of client {client}"
             try:
                 if not ask_streamed(
-                    FRONT, prompt=f"{name} in a steady stream", max_tokens=64, ignore_eos=True
+                    FRONT, prompt=f"{name} in a steady stream", max_tokens=32, ignore_eos=True
                 ):
                     stream.failed.append(f"{name}: no text")
             except urllib.error.HTTPError as error:

@@ -44,7 +44,8 @@ format: setup  ## Format the Python sources
 unit: setup  ## Tests without a lab
 	pytest tests/unit
 
-molecule: lab  ## Each role alone, against the lab's hosts
+molecule: lab  ## Each role alone, against the lab's hosts with a fleet on them
+	ansible-playbook -i inventory/lab playbooks/site.yml
 	tests/molecule/run
 
 e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed

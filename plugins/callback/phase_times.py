@@ -54,7 +54,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
         name = Path(play.get_path().rpartition(":")[0]).stem or play.get_name()
         self.phase = self.phases.setdefault(name, Phase())
 
-    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002, FBT001
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002, FBT001  Ansible's signature
         """A task starts on all hosts, so the one before has ended on all of them."""
         self._end_task()
         self.kind = kind_of(task)
@@ -63,13 +63,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
         """A handler is a task like any other."""
         self.v2_playbook_on_task_start(task, is_conditional=False)
 
-    def v2_runner_on_ok(self, result: Any, **_: Any) -> None:  # noqa: ARG002
+    def v2_runner_on_ok(self, result: Any, **_: Any) -> None:  # noqa: ARG002  Ansible's signature
         """The last host to end decides how long the task took."""
         self.task_ended = time.monotonic()
 
     v2_runner_on_failed = v2_runner_on_unreachable = v2_runner_on_ok
 
-    def v2_playbook_on_stats(self, stats: Any) -> None:  # noqa: ARG002
+    def v2_playbook_on_stats(self, stats: Any) -> None:  # noqa: ARG002  Ansible's signature
         """Print the table."""
         self._end_phase()
         self._display.banner("PHASES")

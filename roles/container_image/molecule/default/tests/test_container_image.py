@@ -1,5 +1,4 @@
 """The engine image: one identity on the builders, in the registry and on the engine hosts."""
-# ruff: noqa: S101, S310, S603, D103
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Engine hosts: docker takes the registry and keeps what it had; a host without the model is refused."""
-# ruff: noqa: S101, D103
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """The front: answers, changes the slot without a reload or a lost request, and keeps it over a restart."""
-# ruff: noqa: S101, D103
 
 from __future__ import annotations
 

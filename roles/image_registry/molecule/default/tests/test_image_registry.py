@@ -1,5 +1,4 @@
 """The registry: runs, answers on the fleet's network, and takes images without a password."""
-# ruff: noqa: S101, S310, D103
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """The proof: passes with bytes counted, and fails where KV is slower than its floor."""
-# ruff: noqa: S101, D103
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Hosts of the lab: up, reached with the lab's key only, started again, removed without a trace."""
-# ruff: noqa: S101, S603, S607, D103
 
 from __future__ import annotations
 

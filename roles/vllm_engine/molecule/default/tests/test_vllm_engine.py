@@ -1,5 +1,4 @@
 """Engines: run as planned, registered, and only those that have to are restarted."""
-# ruff: noqa: S101, D103
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Routers: a change is a candidate in the free slot; one that does not get ready leaves no trace."""
-# ruff: noqa: S101, D103
 
 from __future__ import annotations
 

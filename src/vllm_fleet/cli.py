@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vllm_fleet.problems import Problem
 
 RIGHT, PROBLEMS, USAGE = 0, 1, 2
+SHOWN_PAIRS = 64
 
 app = typer.Typer(
     help="Judges an Ansible inventory of vLLM engines and shows what would be deployed. Touches no host.",
@@ -52,8 +53,26 @@ def validate(
     found = loaded.all_problems(fleet.problems.all())
     _finish(found, as_json, {})
     if not as_json:
-        hosts = len({engine.host for engine in engines})
+        hosts = len({host for engine in engines for host in engine.hosts})
         sys.stdout.write(f"The inventory is right: {len(engines)} engines on {hosts} hosts.\n")
+
+
+@app.command()
+def rules(as_json: Json = False) -> None:  # noqa: FBT002
+    """List every rule an inventory is judged by: id, what must hold, why, what to do."""
+    from dataclasses import asdict
+
+    from vllm_fleet.rules import RULES
+
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(rule) for rule in RULES], indent=2, ensure_ascii=False) + "\n")
+        return
+    for rule in RULES:
+        kind = f"{rule.severity.value}{', may be overridden' if rule.overridable else ''}"
+        sys.stdout.write(
+            f"{rule.id} ({kind})\n  {rule.sentence}\n  why:    {rule.reason}\n"
+            f"  source: {rule.source}\n  remedy: {rule.remedy}\n\n"
+        )
 
 
 @app.command()
@@ -108,7 +127,7 @@ def _load(
 
 
 def _refused(problems: list[Problem]) -> bool:
-    return any(problem.rule.severity == "error" for problem in problems)
+    return any(problem.severity == "error" for problem in problems)
 
 
 def _finish(problems: list[Problem], as_json: bool, more: dict[str, Any]) -> None:  # noqa: FBT001
@@ -136,6 +155,8 @@ def _show(plan: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vllm_fleet.proof import proof_ends, proof_pairs, proof_rounds
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160  # a pipe has no width, and a name cut into pieces cannot be searched for
@@ -149,30 +170,55 @@ def _show(plan: dict[str, Any]) -> None:
             drawn.add_row(*(Text(str(cell)) for cell in row))
         console.print(drawn)
 
-    hosts, pairs = plan["hosts"], plan["pairs"]
-    devices = {member["name"]: member["devices"] for host in hosts.values() for member in host["members"]}
-    headings = ["engine", "role", "host", "GPUs", "TP", "PP", "DP", "URL", "side channel"]
+    hosts = plan["hosts"]
+    members = {member["name"]: member for host in hosts.values() for member in host["members"]}
+    headings = ["engine", "role", "hosts", "GPUs", "TP", "PP", "DP", "EP", "URL", "side channel"]
     rows = [
         [
-            *(engine["name"], engine["role"], engine["head"], ",".join(map(str, devices[engine["name"]]))),
+            *(engine["name"], engine["role"]),
+            *_places(engine, members),
             *(engine[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data")),
-            *(engine["url"], engine["side_channel"] or ""),
+            *("yes" if engine["enable_expert_parallel"] else "", engine["url"], engine["side_channel"] or ""),
         ]
         for engine in plan["engines"]
     ]
     table("Engines", headings, rows)
+    headless = [members[name] for engine in plan["engines"] for name in engine["members"][1:]]
+    if headless:
+        rows = [
+            [
+                *(member["name"], member["rank"], member["address"], _numbers(member["data_parallel_ranks"])),
+                _numbers(member["devices"]),
+            ]
+            for member in headless
+        ]
+        table("Headless members", ["member", "node", "address", "DP ranks", "GPUs"], rows)
     rows = [[name, use["port"], use["purpose"]] for name, host in hosts.items() for use in host["ports"]]
     table("Ports", ["host", "port", "purpose"], rows)
-    if pairs:
-        rows = [
-            [number, *pairs[index].values()]
-            for number, turn in enumerate(plan["rounds"], 1)
-            for index in turn
-        ]
-        table(f"Pairs in {len(plan['rounds'])} round(s)", ["round", "prefill", "decode"], rows)
+    prefills, decodes = (len(proof_ends(plan, role)) for role in ("prefill", "decode"))
+    if 0 < prefills * decodes <= SHOWN_PAIRS:
+        pairs, turns = proof_pairs(plan), proof_rounds(plan)
+        rows = [[number, pairs[index]["name"]] for number, turn in enumerate(turns, 1) for index in turn]
+        table(f"Pairs in {len(turns)} round(s)", ["round", "pair"], rows)
+    elif prefills:
+        what = f"{prefills} prefill and {decodes} decode ranks"
+        console.print(f"{what}: {prefills * decodes} pairs in {max(prefills, decodes)} rounds.")
     model = plan["model"]
     console.print(f"Model {model['served_name']} from {model['path']}; KV over {plan['kv_transport']}.")
     console.print(f"Front: {plan['router']['url']}")
+
+
+def _places(engine: dict[str, Any], members: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """Where an engine runs: its hosts, and the GPUs it has on each of them."""
+    if engine["external"]:
+        return "(external)", str(engine["gpus"])
+    hosts, gpus = engine["hosts"], _numbers(members[engine["name"]]["devices"])
+    return (hosts[0], gpus) if len(hosts) == 1 else (f"{hosts[0]} ... {hosts[-1]}", f"{len(hosts)} x {gpus}")
+
+
+def _numbers(numbers: list[int]) -> str:
+    """Consecutive numbers as first-last."""
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 def main() -> None:

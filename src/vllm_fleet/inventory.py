@@ -7,7 +7,7 @@ import ipaddress
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -27,6 +27,8 @@ type Role = Literal["prefill", "decode", "mixed"]
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 IMAGE_VARIANTS = {"cuda": "cu13", "cpu": "cpu"}
+VLLM_VERSIONS = {"cu13": "0.33.0", "cpu": "0.32.0"}
+"""What the image of each variant holds (images/vllm-nixl)."""
 SHM_SIZES = {"cuda": "16g", "cpu": "1g"}
 KV_FLOORS_GBPS = {"nvlink": 10.0, "rdma": 2.0, "tcp": 0.005}
 """GB/s below which a pair's KV moved over something slower than what was declared."""
@@ -48,7 +50,7 @@ OWNED_ARGS: dict[str, str] = {
     "nnodes": "the pool's gpus",
     "node_rank": "the pool's gpus",
     "master_addr": "fleet_address",
-    "master_port": "fleet_port_stride",
+    "master_port": "fleet_engine_port_base",
 }
 """vLLM arguments the plan derives, and what to use instead. All data_parallel_* are owned besides."""
 REFUSED_ARGS = {
@@ -60,6 +62,16 @@ REFUSED_ARGS = {
     "uds": "probes, proof and router reach the engines by address and port",
 }
 """vLLM arguments with which an engine could never be found ready, and why."""
+OTHER_URLS = frozenset(
+    {
+        "data_parallel_hybrid_lb",
+        "data_parallel_external_lb",
+        "data_parallel_multi_port_external_lb",
+        "data_parallel_rank",
+        "data_parallel_start_rank",
+    }
+)
+"""vLLM arguments that give an engine several URLs."""
 SHORT_ARGS = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -72,6 +84,7 @@ SHORT_ARGS = {
     "dpb": "data_parallel_backend",
     "dph": "data_parallel_hybrid_lb",
     "dpe": "data_parallel_external_lb",
+    "dpm": "data_parallel_multi_port_external_lb",
     "n": "nnodes",
     "r": "node_rank",
     "ep": "enable_expert_parallel",
@@ -172,6 +185,8 @@ class ModelSpec(_Model):
 
     path: Annotated[str, Field(max_length=1024)]
     served_name: Word
+    config: dict[str, Any] | None = None
+    """Its config.json, as data: with it more can be judged before a host is touched."""
 
 
 class Sizes(_Model):
@@ -182,6 +197,7 @@ class Sizes(_Model):
     engines_per_host: Count | None = None
     pipeline_parallel_size: Count | None = None
     data_parallel_size: Count | None = None
+    nnodes: Count | None = None
     args: dict[ArgName, Arg] = {}
     env: dict[EnvName, EnvValue] = {}
 
@@ -192,6 +208,17 @@ class Pool(Sizes):
     role: Role
     hosts: Word
     enable_expert_parallel: bool = False
+
+
+class External(_Model):
+    """An engine that somebody else runs: checked, proved and routed to, never started, stopped or healed."""
+
+    role: Role
+    url: Annotated[str, Field(pattern=r"^http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")]
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
+    max_model_len: Annotated[int, BeforeValidator(_no_bool), Field(ge=1)] | None = None
 
 
 class RouterSlot(_Model):
@@ -216,8 +243,12 @@ class FleetVars(_Model):
     kv_transport: Transport
     kv_mapping: Literal["cached", "per_transfer"] = "cached"
     pools: dict[str, Pool]
+    external_engines: dict[str, External] = {}
+    rule_overrides: dict[str, Annotated[str, Field(min_length=10, max_length=500)]] = {}
     http_port_base: PortNumber = 8000
     side_channel_port_base: PortNumber = 5600
+    engine_port_base: PortNumber = 20000
+    ephemeral_ports: Annotated[str, Field(pattern=r"^[1-9][0-9]{3,4}-[1-9][0-9]{3,4}$")] = "32768-60999"
     port_stride: Count = 16
     front_port: PortNumber = 30000
     router_slots: RouterSlots = RouterSlots()
@@ -244,6 +275,9 @@ class HostVars(_Model):
 
     address: str | None = None
     gpus_per_host: Count | None = None
+    gpu_memory_gib: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=10000)] | None = None
+    rack: Word | None = None
+    socket_ifname: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,15}$")] | None = None
     net_device: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@,-]{1,255}$")] | None = None
     pool_overrides: dict[str, Sizes] = {}
 
@@ -276,6 +310,10 @@ class Host:
     address: IPAddress | None
     raw: Mapping[str, Any]
 
+    def socket_ifname(self, transport: Transport) -> str | None:
+        """The interface that ranks on several hosts talk over. Over TCP it is the KV cache's, unless set."""
+        return self.vars.socket_ifname or (self.vars.net_device if transport == "tcp" else None)
+
 
 @dataclass(slots=True)
 class Fleet:
@@ -295,6 +333,11 @@ class Fleet:
     def report(self, rule: Rule, what: str, path: Path, **rest: Any) -> None:
         """Add a problem whose place is a fleet-wide variable."""
         self.problems.add(rule, what, path=path, source=self.raw.get(str(path[0])), **rest)
+
+    @property
+    def vllm_version(self) -> str:
+        """What the engines' image holds."""
+        return VLLM_VERSIONS[self.vars.image_variant or IMAGE_VARIANTS[self.vars.accelerator]]
 
     @property
     def routers(self) -> list[str]:
@@ -350,6 +393,7 @@ def read(hosts: Mapping[str, Mapping[str, Any]], groups: Mapping[str, Sequence[s
     if isinstance(raw_pools, dict):
         values["pools"] = {}
     fleet_vars = _variables(FleetVars, values, raw, problems)
+    problems.overrides.update(fleet_vars.rule_overrides)
     fleet = Fleet(
         fleet_vars, {}, {}, {name: list(members) for name, members in groups.items()}, raw, problems
     )
@@ -580,15 +624,16 @@ def _check_pool_contents(
         if name in REFUSED_ARGS:
             report(rules.REFUSED_ARGUMENT, REFUSED_ARGS[name], "args", key, value=value)
         owner = OWNED_ARGS.get(name.split(".", 1)[0])
-        if owner or name.startswith("data_parallel"):
-            report(
-                rules.OWNED_ARGUMENT,
-                "the plan derives this argument",
-                "args",
-                key,
-                value=value,
-                remedy=f"Remove it; it follows from {owner or OWNED_ARGS['data_parallel_size']}.",
-            )
+        if name in OTHER_URLS:
+            report(rules.ONE_URL, "the engine would have several URLs", "args", key, value=value)
+        elif owner or name.startswith("data_parallel"):
+            remedy = f"Remove it; it follows from {owner or OWNED_ARGS['data_parallel_size']}."
+            what = "the plan derives this argument"
+            report(rules.OWNED_ARGUMENT, what, "args", key, value=value, remedy=remedy)
+    _check_pool_env(pool, report)
+
+
+def _check_pool_env(pool: Mapping[str, Any], report: Callable[..., None]) -> None:
     for key, value in pool["env"].items() if isinstance(pool.get("env"), dict) else ():
         if key == "VLLM_API_KEY":
             report(rules.REFUSED_ARGUMENT, REFUSED_ARGS["api_key"], "env", key, value=value)
@@ -642,19 +687,26 @@ def _address(name: str, variables: Mapping[str, Any], problems: Problems) -> IPA
         else:
             report(rules.ADDRESS_MISSING, "fleet_address is not set, and ansible_host is not an IP address")
         return None
-    for kind in ("loopback", "unspecified", "multicast"):
-        if getattr(getattr(address, "ipv4_mapped", None) or address, f"is_{kind}"):
-            report(
-                rules.ADDRESS_UNUSABLE,
-                f"a {kind} address" if kind != "unspecified" else "an unspecified address",
-            )
-            return None
-    if address == ipaddress.ip_address("255.255.255.255"):
-        report(rules.ADDRESS_UNUSABLE, "the broadcast address")
-        return None
-    if getattr(address, "scope_id", None) or (address.version == 6 and address.is_link_local):
-        report(
-            rules.ADDRESS_UNUSABLE, "a link-local address, which needs an interface and cannot be in a URL"
-        )
+    if why := usable_address(address):
+        report(rules.ADDRESS_UNUSABLE, why)
         return None
     return address
+
+
+def usable_address(address: IPAddress | str) -> str | None:
+    """Why other hosts cannot reach an address, or None where they may. A name is not judged."""
+    if isinstance(address, str):
+        if address.lower() == "localhost":
+            return "a loopback name"
+        try:
+            address = ipaddress.ip_address(address)
+        except ValueError:
+            return None
+    for kind in ("loopback", "unspecified", "multicast"):
+        if getattr(getattr(address, "ipv4_mapped", None) or address, f"is_{kind}"):
+            return f"a{'n' if kind == 'unspecified' else ''} {kind} address"
+    if address == ipaddress.ip_address("255.255.255.255"):
+        return "the broadcast address"
+    if getattr(address, "scope_id", None) or (address.version == 6 and address.is_link_local):
+        return "a link-local address, which needs an interface and cannot be in a URL"
+    return None

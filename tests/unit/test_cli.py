@@ -78,9 +78,9 @@ def test_the_plan_as_json_is_the_plan(inventory):
 
 
 def test_the_plan_hides_what_may_be_a_secret(inventory):
-    result = run("plan", "-i", inventory(lab().pool("decode", env={"HF_TOKEN": "sesame"})), "--json")
+    result = run("plan", "-i", inventory(lab().pool("decode", env={"HF_HOME": "sesame"})), "--json")
     assert "sesame" not in result.output
-    assert '"HF_TOKEN": "(hidden)"' in result.output
+    assert '"HF_HOME": "(hidden)"' in result.output
 
 
 def test_an_ipv6_address_is_shown_whole(inventory):

@@ -11,8 +11,6 @@ from fleets import Fleet, gpu, lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_fleet.planning import rounds
-
 GOLDEN = Path(__file__).parent / "golden" / "lab.json"
 
 
@@ -27,27 +25,6 @@ def test_a_plan_is_plain_json_and_does_not_depend_on_the_order_of_keys():
     for host, variables in fleet.hosts.items():
         fleet.hosts[host] = dict(reversed(variables.items()))
     assert json.dumps(fleet.plan()) == first
-
-
-@given(st.integers(0, 30), st.integers(0, 30))
-def test_rounds_are_disjoint_and_cover_all_pairs(prefills, decodes):
-    table = rounds(prefills, decodes)
-    assert sorted(pair for turn in table for pair in turn) == [
-        (p, d) for p in range(prefills) for d in range(decodes)
-    ]
-    assert len(table) == (max(prefills, decodes) if prefills and decodes else 0)
-    for turn in table:
-        assert len({p for p, _ in turn}) == len({d for _, d in turn}) == len(turn)
-
-
-@given(st.integers(1, 6), st.integers(1, 6))
-def test_a_plans_rounds_name_its_pairs(prefills, decodes):
-    plan = lab(prefill=[f"p{i}" for i in range(prefills)], decode=[f"d{i}" for i in range(decodes)]).plan()
-    assert sorted(i for turn in plan["rounds"] for i in turn) == list(range(len(plan["pairs"])))
-    assert len(plan["pairs"]) == prefills * decodes
-    for turn in plan["rounds"]:
-        used = [name for i in turn for name in plan["pairs"][i].values()]
-        assert len(used) == len(set(used))
 
 
 @st.composite
@@ -152,13 +129,13 @@ def test_sizes_follow_from_pool_and_override(pool, override, sizes):
 
 
 def test_an_override_merges_arguments_and_environment():
-    fleet = lab().pool("decode", args={"max-num-seqs": 8, "block_size": 16}, env={"A": "1", "B": "1"})
+    fleet = lab().pool("decode", args={"max-num-seqs": 8, "seed": 16}, env={"A": "1", "B": "1"})
     fleet.hosts["rack1-05"]["fleet_pool_overrides"] = {
         "decode": {"args": {"max_num_seqs": 4}, "env": {"B": 2}}
     }
     (member,) = fleet.plan()["hosts"]["rack1-05"]["members"]
     assert member["args"]["max_num_seqs"] == 4
-    assert member["args"]["block_size"] == 16
+    assert member["args"]["seed"] == 16
     assert (member["env"]["A"], member["env"]["B"]) == ("1", "2")
 
 
@@ -191,7 +168,7 @@ def test_mapping_per_transfer_turns_the_cache_off_on_gpus_only():
 def test_mixed_engines_transfer_nothing():
     pools = {"serve": {"role": "mixed", "hosts": "prefill", "gpus": 4}}
     plan = gpu(prefill=["a", "b"], decode=["a"]).everywhere(fleet_pools=pools).plan()
-    assert (plan["mode"], plan["pairs"], plan["rounds"]) == ("mixed", [], [])
+    assert plan["mode"] == "mixed"
     assert plan["router"]["workers"] == [engine["url"] for engine in plan["engines"]]
     assert plan["router"]["prefill"] == plan["router"]["decode"] == []
     for engine in plan["engines"]:
@@ -212,7 +189,7 @@ def test_an_ipv6_address_is_bracketed_in_urls_and_bare_elsewhere():
 
 
 def test_the_operators_values_win_over_defaults():
-    fleet = lab().pool("prefill", args={"dtype": "auto"}, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    fleet = lab().pool("decode", args={"dtype": "auto"}).pool("prefill", args={"dtype": "auto"}, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
     member = member_of(fleet.everywhere(fleet_shm_size="2g"))
     assert member["args"]["dtype"] == "auto"
     assert member["env"]["VLLM_CPU_KVCACHE_SPACE"] == "2"
@@ -223,5 +200,5 @@ def test_the_fingerprint_follows_what_is_applied_and_nothing_else():
     first = member_of(lab())["fingerprint"]
     assert member_of(lab().everywhere(fleet_image="other", fleet_front_port=30010))["fingerprint"] == first
     assert member_of(lab().pool("prefill", env={"A": "1"}))["fingerprint"] != first
-    assert member_of(lab().pool("prefill", args={"block_size": 16}))["fingerprint"] != first
+    assert member_of(lab().pool("prefill", args={"seed": 16}))["fingerprint"] != first
     assert member_of(lab().everywhere(fleet_shm_size="2g"))["fingerprint"] != first

@@ -143,15 +143,21 @@ CASES: list[tuple[Callable[[Fleet], Any], str, str | None, Any, list[str] | None
         "tensor-parallel-agrees", "fleet_pool_overrides.decode.tensor_parallel_size", 1, [D],
     ),
     (pool("decode", engines_per_host=3), "gpus-of-host", "fleet_gpus_per_host", 2, [D]),
-    (pool("decode", gpus=4), "engine-on-one-host", "fleet_pools.decode.gpus", 4, [D]),
+    (pool("decode", gpus=4), "hosts-for-engine", "fleet_pools.decode.gpus", 4, [D]),
     (
         on(D, fleet_pool_overrides={"decode": {"tensor_parallel_size": 4}}),
-        "engine-on-one-host", "fleet_pool_overrides.decode.tensor_parallel_size", 4, [D],
+        "hosts-for-engine", "fleet_pool_overrides.decode.tensor_parallel_size", 4, [D],
     ),
-    (pool("decode", gpus=2, data_parallel_size=2), "no-data-parallel", "fleet_pools.decode.data_parallel_size", 2, []),
+    (pool("decode", gpus=3, nnodes=2), "gpus-over-hosts", "fleet_pools.decode.gpus", 3, []),
+    (pool("decode", gpus=3, data_parallel_size=3, nnodes=2), "gpus-over-hosts", "fleet_pools.decode.gpus", 3, []),
     (
-        pool("decode", enable_expert_parallel=True),
-        "no-data-parallel", "fleet_pools.decode.enable_expert_parallel", True, [],
+        pool("decode", gpus=6, data_parallel_size=3, nnodes=2),
+        "rank-on-one-host", "fleet_pools.decode.data_parallel_size", 3, [],
+    ),
+    (pool("decode", gpus=4, nnodes=1), "gpus-of-host", "fleet_pools.decode.nnodes", 1, []),
+    (
+        pool("decode", enable_expert_parallel=True, gpus=2, data_parallel_size=2),
+        "expert-parallel-needs-gpu", "fleet_pools.decode.enable_expert_parallel", True, [],
     ),
     (
         pool("decode", gpus=2, pipeline_parallel_size=2),

@@ -1,0 +1,454 @@
+"""What must hold between values of an inventory: roles, hosts, pairs of engines, transport, ports, names.
+
+Linear in hosts: engines that are alike in what a check looks at are looked at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vllm_fleet import placement, rules
+from vllm_fleet.inventory import (
+    OWNED_ENV,
+    REGISTRY_GROUP,
+    ROLES,
+    ROUTER_GROUP,
+    Fleet,
+    IPAddress,
+    usable_address,
+)
+from vllm_fleet.placement import GPUS, Engine, Served
+from vllm_fleet.problems import Path, Rule, is_vaulted, origin_at, plain
+from vllm_fleet.settings import CPU_DTYPE, KV_ROLES
+
+LOWEST_PORT = 1024
+FEWEST_EPHEMERAL = 1000
+LONGEST_NAME = 180
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)($|_)", re.IGNORECASE
+)
+ROUTER_POLICIES = (
+    "random",
+    "round_robin",
+    "cache_aware",
+    "power_of_two",
+    "consistent_hash",
+    "sticky_least_loaded",
+)
+IN_HANDSHAKE = (
+    "dtype",
+    "kv_cache_dtype",
+    "attention_backend",
+    "disable_hybrid_kv_cache_manager",
+    "speculative_config",
+)
+"""Arguments that NIXL's compatibility hash follows from, besides the model's (vLLM 0.32.0)."""
+HANDSHAKE_DEFAULTS = {"dtype": "auto", "kv_cache_dtype": "auto", "disable_hybrid_kv_cache_manager": False}
+IN_HANDSHAKE_ENV = ("VLLM_KV_CACHE_LAYOUT", "VLLM_ATTENTION_BACKEND", "VLLM_SSM_CONV_STATE_LAYOUT")
+OTHER_ALL2ALL = ("deepep", "mori", "moonep", "pplx", "naive")
+CONTRADICTIONS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
+    # variable, values (a pattern), transports that it contradicts, only for engines over several hosts
+    ("NCCL_MNNVL_ENABLE", r"0", ("nvlink",), True),
+    ("NCCL_P2P_DISABLE", r"1", ("nvlink",), False),
+    ("NCCL_CUMEM_ENABLE", r"0", ("nvlink",), True),
+    ("UCX_CUDA_IPC_ENABLE_MNNVL", r"n|no|0", ("nvlink",), False),
+    ("UCX_PROTO_ENABLE", r"n|no|0", ("nvlink", "rdma"), False),
+    ("NCCL_IB_DISABLE", r"1", ("rdma",), True),
+    ("UCX_MODULE_DIR", r".*", ("nvlink", "rdma", "tcp"), False),
+    ("LD_LIBRARY_PATH", r".*ucx.*", ("nvlink", "rdma", "tcp"), False),
+)
+
+
+def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    """Judge what needs more than one value; problems go to `fleet.problems`."""
+    _check_addresses(fleet)
+    _check_names(fleet, engines)
+    _check_ports(fleet, engines)
+    _check_external(fleet)
+    _check_router(fleet)
+    kinds = list(_kinds(engines))
+    for engine in kinds:
+        _check_settings(fleet, engine)
+        _check_environment(fleet, engine)
+    _check_interfaces(fleet, engines)
+    _check_tensor_parallel(fleet, engines)
+    _check_pairs(fleet, kinds)
+
+
+def _kinds(engines: Iterable[Engine]) -> Iterator[Engine]:
+    """One engine for all that have the same pool, shape, arguments and environment."""
+    seen: set[tuple[Any, ...]] = set()
+    for engine in engines:
+        key = engine.pool, engine.shape, id(engine.args), id(engine.env)
+        if key not in seen:
+            seen.add(key)
+            yield engine
+
+
+def check_topology(fleet: Fleet) -> None:
+    """Judge pools, roles and groups, before engines are placed."""
+    v = fleet.vars
+    for name in v.rule_overrides:
+        known = rules.BY_ID.get(name)
+        if known is None or not known.overridable:
+            what = "this rule cannot be overridden" if known else "no such rule"
+            fleet.report(rules.RULE_OVERRIDES, what, ("fleet_rule_overrides", name), value=name)
+    _check_roles(fleet)
+    for name, pool in fleet.pools.items():
+        path = ("fleet_pools", name, "hosts")
+        if pool.hosts not in fleet.groups:
+            fleet.report(rules.UNKNOWN_GROUP, "no such group", path, value=pool.hosts, group=pool.hosts)
+        elif not fleet.groups[pool.hosts]:
+            fleet.report(rules.EMPTY_GROUP, "it has no hosts", path, value=pool.hosts, group=pool.hosts)
+    for group, rule in ((ROUTER_GROUP, rules.ROUTER_GROUP), (REGISTRY_GROUP, rules.REGISTRY_GROUP)):
+        hosts = fleet.groups.get(group, [])
+        if len(hosts) != 1:
+            what = f"it has {len(hosts)}" if group in fleet.groups else "there is no such group"
+            fleet.problems.add(rule, what, group=group, value=hosts or None)
+    if v.accelerator == "cpu" and v.kv_transport != "tcp":
+        fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
+    _check_hosts(fleet)
+
+
+def _check_hosts(fleet: Fleet) -> None:
+    """What hosts with engines must say, and what they may override."""
+    members = {name: set(fleet.groups.get(pool.hosts, ())) for name, pool in fleet.pools.items()}
+    with_engines = set().union(*members.values())
+    for host in fleet.hosts.values():
+        if host.name in with_engines and GPUS not in host.raw:
+            what = "not set; hosts with engines need it"
+            fleet.problems.add(rules.MISSING, what, path=(GPUS,), host=host.name)
+        for name in host.vars.pool_overrides:
+            if name in members and host.name not in members[name]:
+                path = ("fleet_pool_overrides", name)
+                what = f"the host is not in group {fleet.pools[name].hosts}"
+                fleet.problems.add(
+                    rules.NOT_IN_POOL, what, path=path, host=host.name, source=host.raw[path[0]]
+                )
+
+
+def _check_roles(fleet: Fleet) -> None:
+    raw, external = fleet.raw.get("fleet_pools"), fleet.raw.get("fleet_external_engines")
+    if not isinstance(raw, Mapping):
+        return
+    external = external if isinstance(external, Mapping) else {}
+    if not raw and not external:
+        fleet.report(rules.NO_POOLS, "fleet_pools is empty", ("fleet_pools",))
+    # Roles come from the raw pools: one with another mistake in it still is a prefill pool.
+    by_role: dict[str, list[str]] = defaultdict(list)
+    for name, pool in [*raw.items(), *external.items()]:
+        role = plain(pool.get("role")) if isinstance(pool, Mapping) else None
+        by_role[role if role in ROLES else "?"].append(str(name))
+    prefill, decode, mixed = by_role["prefill"], by_role["decode"], by_role["mixed"]
+    if mixed and (prefill or decode):
+        what = f"mixed: {', '.join(mixed)}; prefill or decode: {', '.join([*prefill, *decode])}"
+        fleet.report(rules.MIXED_WITH_PD, what, ("fleet_pools",))
+    if bool(prefill) != bool(decode) and not by_role["?"]:
+        present, absent = ("prefill", "decode") if prefill else ("decode", "prefill")
+        what = f"there is a {present} pool but no {absent} pool"
+        fleet.report(rules.ONE_ROLE_ONLY, what, ("fleet_pools",))
+
+
+# --- one engine -----------------------------------------------------------------------------------
+
+
+def _report(fleet: Fleet, rule: Rule, what: str, engine: Engine, section: str, name: str, value: Any) -> None:
+    """Report an argument or a variable where the operator wrote it: in the host's override or in the pool."""
+    host = fleet.hosts[engine.head]
+    override = host.vars.pool_overrides.get(engine.pool)
+    for sizes, top in ((override, "fleet_pool_overrides"), (fleet.pools[engine.pool], "fleet_pools")):
+        for key in getattr(sizes, section, ()):
+            if (section == "args" and next(iter(placement.arguments({key: None}))) != name) or (
+                section == "env" and key != name
+            ):
+                continue
+            path: Path = (top, engine.pool, section, key)
+            if top == "fleet_pools":
+                fleet.report(rule, what, path, value=value)
+            else:
+                fleet.problems.add(rule, what, path=path, value=value, host=host.name, source=host.raw[top])
+            return
+    fleet.report(rule, what, ("fleet_pools", engine.pool), value=value)
+
+
+def _check_settings(fleet: Fleet, engine: Engine) -> None:
+    """Arguments that this engine cannot have, with its role, shape and transport."""
+    args = engine.args
+    if engine.expert_parallel and fleet.vars.accelerator == "cpu":
+        path = ("fleet_pools", engine.pool, "enable_expert_parallel")
+        fleet.report(rules.EXPERT_PARALLEL_CPU, "the accelerator is cpu", path, value=True)
+    found = [*_experts(fleet, engine)]
+    if engine.role in KV_ROLES:
+        found += [*_transfer(fleet, engine), *_sleep(fleet, engine)]
+    for rule, name, what in found:
+        _report(fleet, rule, what, engine, "args", name, args.get(name))
+
+
+def _experts(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
+    args = engine.args
+    if args.get("enable_eplb"):
+        for wrong, what in (
+            (not engine.expert_parallel, "the pool has no enable_expert_parallel"),
+            (engine.shape.gpus // engine.shape.pp == 1, "the engine has one GPU"),
+            (fleet.vars.accelerator == "cpu", "the accelerator is cpu"),
+        ):
+            if wrong:
+                yield rules.EPLB, "enable_eplb", what
+    if str(args.get("all2all_backend", "")).startswith(OTHER_ALL2ALL):
+        yield rules.ALL2ALL_BACKEND, "all2all_backend", "no wheel of the image has its kernels"
+
+
+def _transfer(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
+    args, tp = engine.args, engine.shape.tp
+    if args.get("enable_return_routed_experts"):
+        yield rules.ROUTED_EXPERTS, "enable_return_routed_experts", f"the engine is a {engine.role}"
+    if args.get("decode_context_parallel_size", 1) not in (1, tp):
+        yield rules.CONTEXT_PARALLEL, "decode_context_parallel_size", f"the tensor-parallel size is {tp}"
+    if engine.role == "decode" and args.get("prefill_context_parallel_size", 1) != 1:
+        yield rules.CONTEXT_PARALLEL, "prefill_context_parallel_size", "the engine is a decode"
+    exportable = args.get("enable_cumem_allocator") is not False or args.get("enable_sleep_mode")
+    if fleet.vars.kv_transport == "nvlink" and not exportable:
+        yield rules.NVLINK_ALLOCATOR, "enable_cumem_allocator", "it is switched off"
+
+
+def _sleep(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
+    if not engine.args.get("enable_sleep_mode"):
+        return
+    if fleet.vars.kv_transport == "nvlink" and fleet.vars.kv_mapping == "cached":
+        yield rules.SLEEP_MAPPING, "enable_sleep_mode", "fleet_kv_mapping is cached"
+    if _older(fleet.vllm_version, (0, 33)):
+        yield rules.SLEEP_VERSION, "enable_sleep_mode", f"the image has vLLM {fleet.vllm_version}"
+
+
+def _older(version: str, than: tuple[int, int]) -> bool:
+    return tuple(int(part) for part in version.split(".")[:2]) < than
+
+
+def _check_environment(fleet: Fleet, engine: Engine) -> None:
+    v = fleet.vars
+
+    def refuse(rule: Rule, what: str, name: str) -> None:
+        _report(fleet, rule, what, engine, "env", name, engine.env[name])
+
+    for name, pattern, transports, only_over_hosts in CONTRADICTIONS:
+        value = engine.env.get(name)
+        if (
+            value is not None
+            and v.kv_transport in transports
+            and (engine.spans or not only_over_hosts)
+            and (engine.spans or engine.role in KV_ROLES)
+            and re.fullmatch(pattern, value, re.IGNORECASE)
+        ):
+            refuse(rules.TRANSPORT_ENVIRONMENT, f"fleet_kv_transport is {v.kv_transport}", name)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        segments = "expandable_segments:true" in engine.env.get(name, "").replace(" ", "").lower()
+        cumem = v.kv_transport == "nvlink" and engine.args.get("enable_cumem_allocator") is not False
+        cumem |= bool(engine.args.get("enable_cumem_allocator") or engine.args.get("enable_sleep_mode"))
+        if segments and engine.role in KV_ROLES and not cumem:
+            refuse(rules.EXPANDABLE_SEGMENTS, f"the engine is a {engine.role}", name)
+    _check_secrets(fleet, engine)
+
+
+def _check_secrets(fleet: Fleet, engine: Engine) -> None:
+    """A literal in a file of the inventory; vaulted values and those of a template or a lookup are none."""
+    for name in engine.env:
+        if not SECRET_NAME.search(name) or name in OWNED_ENV:
+            continue
+        host = fleet.hosts[engine.head]
+        for raw in (host.raw.get("fleet_pool_overrides"), fleet.raw.get("fleet_pools")):
+            path = (engine.pool, "env", name)
+            value = _at(raw, path)
+            if value is None:
+                continue
+            if isinstance(value, str) and value and origin_at(value, ()) and not is_vaulted(raw, path):
+                _report(
+                    fleet, rules.PLAIN_SECRET, "it is written there in plain text", engine, "env", name, value
+                )
+            break
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        if not isinstance(value, Mapping) or step not in value:
+            return None
+        value = value[step]
+    return value
+
+
+# --- pairs of engines -----------------------------------------------------------------------------
+
+
+def _check_tensor_parallel(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    """The ranks of a prefill and of a decode must map onto each other."""
+    sizes: dict[str, dict[int, Served]] = {"prefill": {}, "decode": {}, "mixed": {}}
+    for engine in placement.served(engines, fleet.vars.external_engines):
+        sizes[engine.role].setdefault(engine.tp, engine)
+    for prefill in sizes["prefill"].values():
+        for decode in sizes["decode"].values():
+            if prefill.tp == decode.tp:
+                continue
+            fleet.report(
+                rules.TP_DIFFERS
+                if max(prefill.tp, decode.tp) % min(prefill.tp, decode.tp) == 0
+                else rules.TP_RATIO,
+                f"{prefill.name} has tensor_parallel_size {prefill.tp}, {decode.name} has {decode.tp}",
+                decode.path,
+                value=decode.tp,
+            )
+
+
+def _check_pairs(fleet: Fleet, kinds: Sequence[Engine]) -> None:
+    """What the handshake of a prefill and a decode compares; kinds that agree are one."""
+    sides: dict[str, dict[tuple[Any, ...], Engine]] = {"prefill": {}, "decode": {}}
+    for engine in kinds:
+        if engine.role in sides:
+            settings = [engine.args.get(name) for name in (*IN_HANDSHAKE, "block_size", "max_model_len")]
+            settings += [engine.env.get(name) for name in IN_HANDSHAKE_ENV]
+            sides[engine.role].setdefault((engine.shape.tp, *map(repr, settings)), engine)
+    for prefill in sides["prefill"].values():
+        for decode in sides["decode"].values():
+            _check_pair(fleet, prefill, decode)
+
+
+def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
+    def refuse(rule: Rule, name: str, section: str = "args") -> None:
+        p, d = (getattr(engine, section).get(name) for engine in (prefill, decode))
+        wrong, value = (decode, d) if d is not None else (prefill, p)
+        said = [f"{engine.name} has {'no' if v is None else v}" for engine, v in ((prefill, p), (decode, d))]
+        _report(fleet, rule, f"{said[0]} {name}, {said[1]}", wrong, section, name, value)
+
+    unset = HANDSHAKE_DEFAULTS | ({"dtype": CPU_DTYPE} if fleet.vars.accelerator == "cpu" else {})
+    for name in IN_HANDSHAKE:
+        if prefill.args.get(name, unset.get(name)) != decode.args.get(name, unset.get(name)):
+            refuse(rules.HANDSHAKE, name)
+    for name in IN_HANDSHAKE_ENV:
+        if prefill.env.get(name) != decode.env.get(name):
+            refuse(rules.HANDSHAKE, name, "env")
+    p, d = prefill.args.get("block_size"), decode.args.get("block_size")
+    if p != d and not (
+        isinstance(p, int) and isinstance(d, int) and d % p == 0 and prefill.shape.tp <= decode.shape.tp
+    ):
+        refuse(rules.BLOCK_SIZE, "block_size")
+    p, d = prefill.args.get("max_model_len"), decode.args.get("max_model_len")
+    if isinstance(d, int) and isinstance(p, int) and 0 < d < p:
+        refuse(rules.SHORTER_DECODE, "max_model_len")
+
+
+# --- hosts, names, ports --------------------------------------------------------------------------
+
+
+def _check_interfaces(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    for host in dict.fromkeys(host for engine in engines if engine.spans for host in engine.hosts):
+        if not fleet.hosts[host].socket_ifname(fleet.vars.kv_transport):
+            fleet.problems.add(
+                rules.SOCKET_INTERFACE,
+                "not set; an engine spans this host and others",
+                path=("fleet_socket_ifname",),
+                host=host,
+            )
+
+
+def _check_external(fleet: Fleet) -> None:
+    for name, engine in fleet.vars.external_engines.items():
+        path = ("fleet_external_engines", name, "url")
+        host, _, port = engine.url.removeprefix("http://").rpartition(":")
+        host = host.strip("[]")
+        if (why := usable_address(host)) or not 0 < int(port) <= 65535:
+            fleet.report(rules.EXTERNAL_URL, why or f"there is no port {port}", path, value=engine.url)
+        if not NAME.fullmatch(name):
+            fleet.report(rules.NAME_INVALID, "the engine's name has other characters", path[:2], value=name)
+    urls: dict[str, str] = {}
+    for name, engine in fleet.vars.external_engines.items():
+        if (first := urls.setdefault(engine.url, name)) != name:
+            path = ("fleet_external_engines", name, "url")
+            fleet.report(rules.EXTERNAL_URL, f"{first} has the same", path, value=engine.url)
+
+
+def _check_router(fleet: Fleet) -> None:
+    for key, value in fleet.vars.router_args.items():
+        name = key.replace("-", "_")
+        if name in ("policy", "prefill_policy", "decode_policy") and value not in ROUTER_POLICIES:
+            what = "it needs KV events" if value == "kv_aware" else "no such policy"
+            fleet.report(rules.ROUTER_POLICY, what, ("fleet_router_args", key), value=value)
+
+
+def _check_addresses(fleet: Fleet) -> None:
+    owners: dict[IPAddress, str] = {}
+    for host in fleet.hosts.values():
+        if host.address is None:
+            continue
+        owner = owners.setdefault(host.address, host.name)
+        if owner != host.name:
+            variable = "fleet_address" if "fleet_address" in host.raw else "ansible_host"
+            fleet.problems.add(
+                rules.ADDRESS_SHARED,
+                f"{owner} has the same address",
+                path=(variable,),
+                host=host.name,
+                value=str(host.address),
+                source=host.raw.get(variable),
+            )
+
+
+def _check_names(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    for pool in fleet.pools:
+        if not NAME.fullmatch(pool):
+            fleet.report(
+                rules.NAME_INVALID, "the pool's name has other characters", ("fleet_pools", pool), value=pool
+            )
+    for host in {host: None for engine in engines for host in engine.hosts}:
+        if not NAME.fullmatch(host):
+            fleet.problems.add(
+                rules.NAME_INVALID, "the host's name has other characters", host=host, value=host
+            )
+    owners: dict[str, str] = dict.fromkeys(fleet.vars.external_engines, "fleet_external_engines")
+    for engine in engines:
+        name, path = engine.name, ("fleet_pools", engine.pool)
+        if len(name) > LONGEST_NAME:
+            what = f"the name has {len(name)} characters"
+            fleet.problems.add(rules.NAME_INVALID, what, host=engine.head, value=name, path=path)
+        whose = f"pool {engine.pool} on {engine.head}"
+        owner = owners.setdefault(name, whose)
+        if owner != whose:
+            what = f"{owner} gives the same name"
+            fleet.problems.add(rules.NAME_SHARED, what, host=engine.head, path=path, value=name)
+
+
+def _check_ports(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    v = fleet.vars
+    first, last = (int(part) for part in v.ephemeral_ports.split("-"))
+    if last > 65535 or last - first < FEWEST_EPHEMERAL:
+        what = f"it has {max(last - first + 1, 0)} ports" if last <= 65535 else f"there is no port {last}"
+        fleet.report(rules.EPHEMERAL_PORTS, what, ("fleet_ephemeral_ports",), value=v.ephemeral_ports)
+    spans = any(engine.spans for engine in engines)
+    needed = max((engine.shape.dp for engine in engines), default=1)
+    why = f"the largest data_parallel_size is {needed}"
+    if spans and needed < placement.LINK + 1:
+        needed, why = placement.LINK + 1, "an engine spans hosts"
+    if v.port_stride < needed:
+        fleet.report(rules.PORT_STRIDE, why, ("fleet_port_stride",), value=v.port_stride)
+    for host, uses in placement.ports(fleet, engines).items():
+        taken: dict[int, tuple[str, Path]] = {}
+        for port, purpose, path in uses:
+            if not LOWEST_PORT <= port < first:
+                fleet.report(
+                    rules.PORT_RANGE, f"{_kind(purpose)} needs port {port}", path, value=port, host=host
+                )
+            other = taken.setdefault(port, (purpose, path))
+            if other != (purpose, path):
+                fleet.report(
+                    rules.PORT_COLLISION,
+                    f"port {port} is for {_kind(other[0])} and for {_kind(purpose)}",
+                    path,
+                    value=port,
+                    host=host,
+                )
+
+
+def _kind(purpose: str) -> str:
+    """A port's purpose without the engine's name: then the same mistake on many hosts is one problem."""
+    return purpose.partition(" of ")[0]

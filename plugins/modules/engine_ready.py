@@ -6,7 +6,8 @@ module: engine_ready
 short_description: Wait until vLLM engines answer, and fail at once when one of them dies
 description:
   - An engine is ready when its unit runs, C(/health) answers 200, C(/v1/models) lists the served name and one
-    token has been generated.
+    token has been generated. A headless member of an engine over several hosts has no HTTP: it is ready when
+    its container has run for O(alive) seconds, and the engine's head is the judge of the engine.
   - A unit that failed, stopped or was restarted by systemd fails the module at once, with the last lines of
     its log; only an engine that is slow has the whole of O(timeout).
   - Returns after O(slice) seconds whether ready or not, so that a play can look at other hosts in between;
@@ -28,9 +29,11 @@ options:
         type: str
         required: true
       url:
-        description: Its URL, without a path.
+        description: Its URL, without a path; none for a headless member.
         type: str
-        required: true
+      container:
+        description: Its container, which a headless member is judged by.
+        type: str
       served_name:
         description: The name it serves the model under.
         type: str
@@ -62,6 +65,10 @@ options:
     description: Seconds one generated token may take.
     type: float
     default: 60
+  alive:
+    description: Seconds that the container of a headless member must have run.
+    type: float
+    default: 15
 """
 
 EXAMPLES = r"""
@@ -109,6 +116,7 @@ summary:
 
 import threading
 import time
+from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
@@ -122,16 +130,17 @@ PAUSE = 0.5
 class Watched:
     """An engine, its unit as last seen, and the probe that may be under way."""
 
-    def __init__(self, spec: dict[str, Any], probe_timeout: float, *, ready: bool) -> None:
+    def __init__(self, spec: dict[str, Any], module: AnsibleModule, *, ready: bool) -> None:
         self.engine: str = spec["engine"]
         self.unit: str = spec["unit"]
-        self.url: str = spec["url"]
+        self.url: str | None = spec["url"]
+        self.container: str | None = spec["container"]
         self.served_name: str = spec["served_name"]
         self.ready = ready
         self.seen = "not probed yet"
         self.seconds: float | None = None
         self.state: UnitState | None = None
-        self._probe_timeout = probe_timeout
+        self._module = module
         self._thread: threading.Thread | None = None
 
     @property
@@ -141,9 +150,26 @@ class Watched:
     def probe_when_due(self) -> None:
         if self.ready or self.probing or not (self.state and self.state.running):
             return
+        if self.url is None:
+            self._look_at_container()
+            return
         # A thread, because a first token may take a minute and the units are watched meanwhile.
         self._thread = threading.Thread(target=self._probe, daemon=True)
         self._thread.start()
+
+    def _look_at_container(self) -> None:
+        """Docker knows since when it runs, so nothing is to be remembered between two slices."""
+        command = ["docker", "inspect", "--format", "{{.State.Running}} {{.State.StartedAt}}", self.container]
+        code, out, _ = self._module.run_command(command)
+        running, _, started = out.strip().partition(" ")
+        if code != 0 or running != "true":
+            self.seen = "its container does not run; it waits for the other members of its engine"
+            return
+        # 2026-01-31T23:59:59.123456789Z: more digits than Python reads.
+        since = datetime.fromisoformat(started[:19] + "+00:00")
+        seconds = (datetime.now(timezone.utc) - since).total_seconds()
+        self.ready = seconds >= self._module.params["alive"]
+        self.seen = f"its container has run for {seconds:.0f} s"
 
     def _probe(self) -> None:
         try:
@@ -164,7 +190,7 @@ class Watched:
     def _generates_a_token(self) -> None:
         url = f"{self.url}/v1/completions"
         payload = {"model": self.served_name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        answer = fetch_json(url, payload, self._probe_timeout)
+        answer = fetch_json(url, payload, self._module.params["probe_timeout"])
         usage = answer.get("usage")
         if not isinstance(usage, dict) or not usage.get("completion_tokens"):
             raise HttpError(f"{url} answered 200 but generated no token")
@@ -179,7 +205,7 @@ class Wait:
         self.began = time.monotonic()
         self.restarts = {unit: int(count) for unit, count in self.params["restarts"].items()}
         self.watched = [
-            Watched(spec, self.params["probe_timeout"], ready=spec["engine"] in self.params["ready_engines"])
+            Watched(spec, module, ready=spec["engine"] in self.params["ready_engines"])
             for spec in self.params["engines"]
         ]
 
@@ -255,7 +281,8 @@ class Wait:
 
 
 def main() -> None:
-    engine = {key: {"type": "str", "required": True} for key in ("engine", "unit", "url", "served_name")}
+    engine = {key: {"type": "str", "required": True} for key in ("engine", "unit", "served_name")}
+    engine |= {key: {"type": "str"} for key in ("url", "container")}
     module = AnsibleModule(
         argument_spec={
             "engines": {"type": "list", "elements": "dict", "required": True, "options": engine},
@@ -265,6 +292,7 @@ def main() -> None:
             "restarts": {"type": "dict", "default": {}},
             "ready_engines": {"type": "list", "elements": "str", "default": []},
             "probe_timeout": {"type": "float", "default": 60},
+            "alive": {"type": "float", "default": 15},
         },
         supports_check_mode=True,
     )

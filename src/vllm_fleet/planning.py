@@ -194,6 +194,15 @@ def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
+def _topology(engine: Engine, host: str, rank: int, url: str) -> str:
+    """What the member's journal says at each start."""
+    shape, (first, last) = engine.shape, (engine.devices.start, engine.devices.stop - 1)
+    return (
+        f"engine={engine.name} role={engine.role} host={host} rank={rank}/{shape.nnodes} gpus={first}-{last} "
+        f"tp={shape.tp} pp={shape.pp} dp={shape.dp} ep={'yes' if engine.expert_parallel else 'no'} url={url}"
+    )
+
+
 def _members(fleet: Fleet, engine: Engine) -> list[dict[str, Any]]:
     """Each host's slice of an engine: all that it needs to run it, and no more.
 
@@ -247,6 +256,7 @@ def _members(fleet: Fleet, engine: Engine) -> list[dict[str, Any]]:
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
+                "topology": _topology(engine, host, rank, url),
                 # Which of the variables are the operator's own, and so may be secrets.
                 "operator_env": sorted(engine.env),
                 "fingerprint": fingerprint,

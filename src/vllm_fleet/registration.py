@@ -31,7 +31,7 @@ def compare_registrations(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     """
     registered = registered_engines(facts)
     problems = []
-    for engine in plan["engines"]:
+    for engine in own_engines(plan):
         planned = _planned(plan, engine)
         found = registered.get((engine["head"], engine["name"]))
         if found is None:
@@ -49,7 +49,7 @@ def compare_registrations(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 def stale_engines(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> list[dict[str, str]]:
     """Engines that are registered on a host but not declared there: [{host, engine}], sorted."""
-    declared = {(engine["head"], engine["name"]) for engine in plan["engines"]}
+    declared = {(engine["head"], engine["name"]) for engine in own_engines(plan)}
     stale = registered_engines(facts).keys() - declared
     return [{"host": host, "engine": engine} for host, engine in sorted(stale)]
 
@@ -64,13 +64,18 @@ def registered_engines(facts: Mapping[str, Any]) -> dict[tuple[str, str], Mappin
     }
 
 
+def own_engines(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The engines that the fleet runs itself."""
+    return [engine for engine in plan["engines"] if not engine["external"]]
+
+
 def _planned(plan: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
     head = next(
         member for member in plan["hosts"][engine["head"]]["members"] if member["name"] == engine["name"]
     )
     return {
         "schema": SCHEMA,
-        **{key: engine[key] for key in ("pool", "role", "url")},
+        **{key: engine[key] for key in ("pool", "role", "url", "hosts")},
         "engine": engine["name"],
         "model": plan["model"]["path"],
         "served_name": plan["model"]["served_name"],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_fleet.registration import compare_registrations, registered_engines, stale_engines
+from vllm_fleet.registration import compare_registrations, own_engines, registered_engines, stale_engines
 
 HEADINGS = ("engine", "host", "TP", "registered", "unit", "health", "router")
 NOT_REACHED: Mapping[str, Mapping[str, str]] = {"local": {}, "units": {}, "health": {}}
@@ -48,7 +48,7 @@ def _health(status: int, message: str) -> str:
 def status_rows(
     plan: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], workers: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-    """One row an engine: the declared ones in plan order, then those that only their host knows.
+    """One row an engine or headless member: those declared in plan order, then those only their host knows.
 
     Args:
         plan: the plan.
@@ -60,7 +60,7 @@ def status_rows(
     router = {worker["url"]: "healthy" if worker["is_healthy"] else "unhealthy" for worker in workers}
     registered = registered_engines(facts)
     rows = []
-    for engine in plan["engines"]:
+    for engine in own_engines(plan):
         place = engine["head"], engine["name"]
         told = hosts.get(engine["head"], NOT_REACHED)
         differs = compare_registrations({**plan, "engines": [engine]}, {engine["head"]: told["local"]})
@@ -75,6 +75,22 @@ def status_rows(
                 "router": router.get(engine["url"], "unknown" if router else "no router"),
             }
         )
+        rows += [
+            dict.fromkeys(HEADINGS, "")
+            | {
+                "engine": member,
+                "host": host,
+                "unit": hosts.get(host, NOT_REACHED)["units"].get(member, "host not reached"),
+                "health": "headless",
+            }
+            for member, host in zip(engine["members"][1:], engine["hosts"][1:], strict=True)
+        ]
+    for engine in plan["engines"]:
+        if engine["external"]:
+            known = router.get(engine["url"], "unknown" if router else "no router")
+            tp = str(engine["tensor_parallel_size"])
+            row = {"engine": engine["name"], "host": "external", "TP": tp, "router": known}
+            rows.append(dict.fromkeys(HEADINGS, "") | row)
     undeclared = dict.fromkeys(HEADINGS, "") | {"registered": "not declared"}
     return rows + [undeclared | stale for stale in stale_engines(plan, facts)]
 

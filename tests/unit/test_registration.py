@@ -35,6 +35,7 @@ def test_a_registration_is_what_was_planned_and_the_image(plan):
         "pool": "prefill",
         "role": "prefill",
         "url": "http://198.18.40.1:8000",
+        "hosts": ["rack1-04"],
         "model": "/srv/models/tiny",
         "served_name": "tiny",
         "tensor_parallel_size": 1,

@@ -57,6 +57,7 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer: Answerer = lambda _path, _body: (404, b"")
         self.asked: list[tuple[str, dict[str, Any] | None]] = []
+        self.request = threading.local()  # `headers` of the request that is being answered
 
     @property
     def url(self) -> str:
@@ -74,6 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, body: dict[str, Any] | None) -> None:
         self.server.asked.append((self.path, body))
+        self.server.request.headers = self.headers
         answer = self.server.answer(self.path, body)
         if answer is None:
             return
@@ -115,6 +117,7 @@ class FakeSystemd:
     def __init__(self) -> None:
         self.states: dict[str, list[dict[str, str]]] = {}
         self.journal = ""
+        self.docker = (1, "")
 
     def unit(self, name: str, *states: dict[str, str]) -> None:
         running = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "NRestarts": "0"}
@@ -124,6 +127,8 @@ class FakeSystemd:
     def run_command(self, _module: Any, command: list[str], **_more: Any) -> tuple[int, str, str]:
         if command[0] == "journalctl":
             return 0, self.journal, ""
+        if command[0] == "docker":
+            return (*self.docker, "")
         states = self.states.get(command[-1])
         if states is None:
             return 1, "", "Failed to connect to bus: No such file or directory"

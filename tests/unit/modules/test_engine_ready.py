@@ -1,6 +1,7 @@
 """Readiness is gated on the unit; engines and systemd are fakes here."""
 
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -165,3 +166,36 @@ def test_without_systemd_the_message_says_so(wait, systemd):
 def test_it_runs_in_check_mode(run_module, engine, systemd):
     systemd.unit(UNIT)
     assert run_module("engine_ready", check=True, engines=[engine.spec()])["ready"] is True
+
+
+HEADLESS = {"engine": "d.1", "unit": UNIT, "url": None, "served_name": "tiny", "container": "vllm-engine-d.1"}
+
+
+def started(seconds_ago):
+    since = datetime.now(timezone.utc) - timedelta(seconds=seconds_ago)
+    return 0, "true " + since.strftime("%Y-%m-%dT%H:%M:%S.123456789Z\n")
+
+
+@pytest.mark.parametrize(
+    ("docker", "ready", "seen"),
+    [
+        (lambda: started(16), True, "1 of 1 engines ready"),
+        (lambda: started(7), False, "its container has run for"),
+        (lambda: (0, "false 0001-01-01T00:00:00Z\n"), False, "waits for the other members"),
+        (lambda: (1, ""), False, "waits for the other members"),
+    ],
+)
+def test_a_headless_member_is_ready_when_its_container_has_run_for_a_while(
+    run_module, systemd, docker, ready, seen
+):
+    systemd.unit(UNIT)
+    systemd.docker = docker()
+    result = run_module("engine_ready", engines=[HEADLESS], slice=0.1)
+    assert (result["ready"], result["ready_engines"]) == (ready, ["d.1"] if ready else [])
+    assert seen in result["summary"]
+
+
+def test_a_headless_member_that_dies_fails_at_once_however_long_its_container_ran(run_module, systemd):
+    systemd.unit(UNIT, {"NRestarts": "1"})
+    systemd.docker = started(100)
+    assert "NRestarts 0 -> 1" in run_module("engine_ready", engines=[HEADLESS], restarts={UNIT: 0})["msg"]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vllm_fleet import placement, rules
+from vllm_fleet import model, placement, rules
 from vllm_fleet.inventory import (
     OWNED_ENV,
     REGISTRY_GROUP,
@@ -70,20 +70,21 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     _check_ports(fleet, engines)
     _check_external(fleet)
     _check_router(fleet)
-    kinds = list(_kinds(engines))
+    kinds = list(_kinds(fleet, engines))
     for engine in kinds:
         _check_settings(fleet, engine)
         _check_environment(fleet, engine)
+        _check_model(fleet, engine)
     _check_interfaces(fleet, engines)
     _check_tensor_parallel(fleet, engines)
     _check_pairs(fleet, kinds)
 
 
-def _kinds(engines: Iterable[Engine]) -> Iterator[Engine]:
-    """One engine for all that have the same pool, shape, arguments and environment."""
+def _kinds(fleet: Fleet, engines: Iterable[Engine]) -> Iterator[Engine]:
+    """One engine for all that have the same pool, shape, arguments, environment and memory."""
     seen: set[tuple[Any, ...]] = set()
     for engine in engines:
-        key = engine.pool, engine.shape, id(engine.args), id(engine.env)
+        key = engine.pool, engine.shape, id(engine.args), id(engine.env), _gpu_memory(fleet, engine)
         if key not in seen:
             seen.add(key)
             yield engine
@@ -279,6 +280,76 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
+# --- the model ------------------------------------------------------------------------------------
+
+
+def _check_model(fleet: Fleet, engine: Engine) -> None:
+    """What the model's config.json says against the engine's shape, and whether it fits on its GPUs."""
+    config, shape, args = fleet.vars.model.config, engine.shape, engine.args
+    if config is None:
+        return
+    split = {
+        "tp": shape.tp,
+        "pp": shape.pp,
+        "dp": shape.dp,
+        "expert_parallel": engine.expert_parallel,
+        "eplb_redundant": _eplb_redundant(args),
+    }
+    path = ("fleet_pools", engine.pool)
+    for finding in model.parallel_findings(config, **split):
+        fleet.report(rules.OF_MODEL[finding.kind], f"{engine.name}: {finding.what}", path)
+    memory = _gpu_memory(fleet, engine)
+    utilization = args.get("gpu_memory_utilization", model.DEFAULT_UTILIZATION)
+    if not memory or not isinstance(utilization, float | int):
+        return
+    length = args.get("max_model_len")
+    estimate = model.memory_estimate(
+        config,
+        gpu_bytes=int(memory * model.GIB),
+        max_model_len=length if isinstance(length, int) and length > 0 else None,
+        kv_dtype=_text(args.get("kv_cache_dtype")),
+        dtype=_text(args.get("dtype")),
+        gpu_memory_utilization=float(utilization),
+        **split,
+    )
+    if estimate and not estimate.fits:
+        fleet.report(rules.MEMORY, f"{engine.name} needs on one GPU: {estimate.sentence}", path)
+
+
+def _gpu_memory(fleet: Fleet, engine: Engine) -> float:
+    """GiB of the smallest GPU of the engine; 0 where it is not known."""
+    return min(fleet.hosts[host].vars.gpu_memory_gib or 0 for host in engine.hosts)
+
+
+def _check_model_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
+    config = fleet.vars.model.config
+    if config is None:
+        return
+    for finding in model.transfer_findings(
+        config,
+        prefill_tp=prefill.shape.tp,
+        decode_tp=decode.shape.tp,
+        prefill_pp=prefill.shape.pp,
+        kv_dtype=_text(decode.args.get("kv_cache_dtype")),
+    ):
+        what = f"{prefill.name} -> {decode.name}: {finding.what}"
+        fleet.report(rules.OF_MODEL[finding.kind], what, ("fleet_pools", prefill.pool))
+
+
+def _eplb_redundant(args: Mapping[str, Any]) -> int | None:
+    """num_redundant_experts, written as a key of eplb_config or behind a dot; None where EPLB is off."""
+    if not args.get("enable_eplb"):
+        return None
+    config = args.get("eplb_config")
+    value = args.get("eplb_config.num_redundant_experts")
+    value = config.get("num_redundant_experts") if value is None and isinstance(config, Mapping) else value
+    return value if isinstance(value, int) else 0
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 # --- pairs of engines -----------------------------------------------------------------------------
 
 
@@ -308,7 +379,7 @@ def _check_pairs(fleet: Fleet, kinds: Sequence[Engine]) -> None:
         if engine.role in sides:
             settings = [engine.args.get(name) for name in (*IN_HANDSHAKE, "block_size", "max_model_len")]
             settings += [engine.env.get(name) for name in IN_HANDSHAKE_ENV]
-            sides[engine.role].setdefault((engine.shape.tp, *map(repr, settings)), engine)
+            sides[engine.role].setdefault((engine.shape.tp, engine.shape.pp, *map(repr, settings)), engine)
     for prefill in sides["prefill"].values():
         for decode in sides["decode"].values():
             _check_pair(fleet, prefill, decode)
@@ -333,6 +404,7 @@ def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
         isinstance(p, int) and isinstance(d, int) and d % p == 0 and prefill.shape.tp <= decode.shape.tp
     ):
         refuse(rules.BLOCK_SIZE, "block_size")
+    _check_model_pair(fleet, prefill, decode)
     p, d = prefill.args.get("max_model_len"), decode.args.get("max_model_len")
     if isinstance(d, int) and isinstance(p, int) and 0 < d < p:
         refuse(rules.SHORTER_DECODE, "max_model_len")

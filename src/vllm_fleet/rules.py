@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_fleet.model import SOURCES
 from vllm_fleet.problems import Rule, Severity
 
 DESIGN = "design of vllm-fleet"
@@ -512,6 +513,110 @@ RULE_OVERRIDES = Rule(
     DESIGN,
     "Correct the rule's id (`vllm-fleet rules` lists them and says which may be overridden), or remove it.",
 )
+
+# --- the model, where fleet_model.config has its config.json --------------------------------------
+
+ATTENTION_HEADS = Rule(
+    "attention-heads",
+    "The model's attention heads divide by tensor_parallel_size.",
+    "vLLM refuses it when the engine starts.",
+    SOURCES["heads"],
+    "Choose a tensor_parallel_size that divides them.",
+)
+KV_HEADS = Rule(
+    "kv-heads",
+    "Of the model's KV heads and tensor_parallel_size one is a multiple of the other.",
+    "Each rank has whole KV heads, or a copy of one.",
+    SOURCES["kv-heads"],
+    "Choose a tensor_parallel_size that divides the KV heads, or a multiple of them.",
+)
+LAYERS = Rule(
+    "layers",
+    "The model has at least as many layers as pipeline_parallel_size.",
+    "Each stage of a pipeline has at least one layer.",
+    SOURCES["layers"],
+    "Lower pipeline_parallel_size.",
+)
+NO_EXPERTS = Rule(
+    "no-experts",
+    "enable_expert_parallel is for models with experts.",
+    "vLLM refuses it when the engine starts.",
+    SOURCES["no-experts"],
+    "Remove enable_expert_parallel.",
+)
+UNEVEN_EXPERTS = Rule(
+    "uneven-experts",
+    "The model's experts divide by the expert-parallel ranks.",
+    "Some ranks would hold one more expert than others: the engine is as slow, and needs as much memory, as they.",
+    SOURCES["uneven-experts"],
+    "Choose tensor_parallel_size x data_parallel_size as a divisor of the experts, or use enable_eplb.",
+    Severity.WARNING,
+)
+EPLB_EXPERTS = Rule(
+    "eplb-experts",
+    "With enable_eplb the experts and the redundant ones together divide by the expert-parallel ranks.",
+    "vLLM refuses it when the engine starts.",
+    SOURCES["eplb-experts"],
+    "Choose eplb_config.num_redundant_experts so that they do.",
+)
+WIDTHS = Rule(
+    "widths",
+    "The widths of the model's MLPs divide by the ranks that share them.",
+    "vLLM refuses it while it builds the model.",
+    SOURCES["widths"],
+    "Choose another tensor_parallel_size, or set enable_expert_parallel for the experts.",
+)
+FP8_BLOCKS = Rule(
+    "fp8-blocks",
+    "Each rank gets whole blocks of weights that are FP8 in blocks.",
+    "A block has one scale; vLLM refuses to cut it.",
+    SOURCES["fp8-blocks"],
+    "Choose a smaller tensor_parallel_size, or set enable_expert_parallel for the experts.",
+)
+KV_REPLICATED = Rule(
+    "kv-replicated",
+    "A prefill with more tensor-parallel ranks than its decode holds no copies of KV heads.",
+    "The NIXL connector refuses it at the pair's first request.",
+    SOURCES["kv-replicated"],
+    "Give the prefill at most as many ranks as the model has KV heads, or the decode as many as the prefill.",
+)
+KV_NVFP4 = Rule(
+    "kv-nvfp4",
+    "With KV cache in nvfp4 prefill and decode have the same KV heads on each rank.",
+    "The NIXL connector refuses it at the pair's first request.",
+    SOURCES["kv-nvfp4"],
+    "Give both the same tensor_parallel_size, or use another kv_cache_dtype.",
+)
+HYBRID_PIPELINE = Rule(
+    "hybrid-pipeline",
+    "A prefill of a model with several kinds of layers has pipeline_parallel_size 1.",
+    "The NIXL connector refuses to start.",
+    SOURCES["hybrid-pipeline"],
+    "Remove pipeline_parallel_size and raise the tensor-parallel size.",
+)
+MEMORY = Rule(
+    "memory",
+    "Weights and the KV cache of one full sequence fit on each GPU (an estimate, without activations).",
+    "vLLM loads the weights, for minutes, and then refuses to start.",
+    "vLLM 0.32.0, kv_cache_utils.py, _check_enough_kv_cache_memory",
+    "Use more GPUs, enable_expert_parallel, a smaller max_model_len or a smaller kv_cache_dtype.",
+    overridable=True,
+)
+OF_MODEL: dict[str, Rule] = {
+    "heads": ATTENTION_HEADS,
+    "kv-heads": KV_HEADS,
+    "layers": LAYERS,
+    "no-experts": NO_EXPERTS,
+    "uneven-experts": UNEVEN_EXPERTS,
+    "eplb-experts": EPLB_EXPERTS,
+    "widths": WIDTHS,
+    "fp8-blocks": FP8_BLOCKS,
+    "kv-replicated": KV_REPLICATED,
+    "kv-nvfp4": KV_NVFP4,
+    "hybrid-pipeline": HYBRID_PIPELINE,
+    "block-size": BLOCK_SIZE,
+}
+"""What `vllm_fleet.model` finds -> its rule."""
 
 RULES: tuple[Rule, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Rule))
 BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}

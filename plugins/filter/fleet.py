@@ -12,7 +12,7 @@ from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.loading import Loaded, compute
 from vllm_fleet.planning import plan
 from vllm_fleet.problems import Problems, plain, text_of
-from vllm_fleet.proof import proof_pairs
+from vllm_fleet.proof import proof_pairs, proof_rounds
 from vllm_fleet.registration import compare_registrations, registration
 from vllm_fleet.routing import router_arguments
 from vllm_fleet.status import learned, status_rows, status_table
@@ -75,6 +75,11 @@ def fleet_proof_pairs(plan: Any) -> list[dict[str, Any]]:
     return proof_pairs(plain(plan))
 
 
+def fleet_proof_rounds(plan: Any) -> list[list[int]]:
+    _require_plan(plan, "fleet_proof_rounds")
+    return proof_rounds(plain(plan))
+
+
 def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
     name = "fleet_status_table"
     _require_plan(plan, name)
@@ -119,6 +124,7 @@ class FilterModule:
                 fleet_kv_bytes_per_token,
                 fleet_problem_text,
                 fleet_proof_pairs,
+                fleet_proof_rounds,
                 fleet_registration,
                 fleet_registration_problems,
                 fleet_router_arguments,

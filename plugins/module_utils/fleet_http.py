@@ -51,19 +51,31 @@ def parse_object(url: str, text: bytes, excerpt: str) -> dict[str, Any]:
     return value
 
 
-def fetch(url: str, payload: dict[str, Any] | None = None, timeout: float = 10.0) -> Answer:
+def fetch(
+    url: str,
+    payload: dict[str, Any] | None = None,
+    timeout: float = 10.0,
+    headers: dict[str, str] | None = None,
+) -> Answer:
     """GET, or POST of a JSON payload. The time-out covers the whole exchange."""
-    status, chunks = _exchange(url, payload, timeout)
+    status, chunks = _exchange(url, payload, timeout, headers)
     return Answer(url, status, b"".join(chunks))
 
 
-def fetch_json(url: str, payload: dict[str, Any] | None = None, timeout: float = 10.0) -> dict[str, Any]:
-    return fetch(url, payload, timeout).expect_ok().json()
+def fetch_json(
+    url: str,
+    payload: dict[str, Any] | None = None,
+    timeout: float = 10.0,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    return fetch(url, payload, timeout, headers).expect_ok().json()
 
 
-def stream_events(url: str, payload: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+def stream_events(
+    url: str, payload: dict[str, Any], timeout: float, headers: dict[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
     """POST and yield the JSON of each server-sent event, until `[DONE]`."""
-    status, chunks = _exchange(url, payload, timeout)
+    status, chunks = _exchange(url, payload, timeout, headers)
     if status != 200:
         Answer(url, status, b"".join(chunks)).expect_ok()
     rest = b""
@@ -79,12 +91,15 @@ def stream_events(url: str, payload: dict[str, Any], timeout: float) -> Iterator
     raise HttpError(f"{url} ended its stream early, without [DONE]")
 
 
-def _exchange(url: str, payload: dict[str, Any] | None, timeout: float) -> tuple[int, Iterator[bytes]]:
+def _exchange(
+    url: str, payload: dict[str, Any] | None, timeout: float, more: dict[str, str] | None
+) -> tuple[int, Iterator[bytes]]:
     """Send the request; the status, and the body as it comes."""
     parts = urlsplit(url)
     deadline = time.monotonic() + timeout
     body = None if payload is None else json.dumps(payload).encode()
     headers = {"Accept": "*/*"} if body is None else {"Content-Type": "application/json"}
+    headers.update(more or {})
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     with _Faults(url, timeout):
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=max(timeout, 0.001))

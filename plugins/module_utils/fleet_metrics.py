@@ -36,11 +36,16 @@ def parse(text: str) -> list[Sample]:
     return samples
 
 
-def total(samples: list[Sample], name: str) -> float | None:
-    """The sum over all label sets, e.g. over the ranks of a data-parallel engine; None when absent."""
-    values = [sample.value for sample in samples if sample.name == name and not math.isnan(sample.value)]
+def total(samples: list[Sample], name: str, **labels: str) -> float | None:
+    """The sum over all samples with these labels, e.g. over an engine's ranks; None when there are none."""
+    values = [sample.value for sample in _with(samples, name, labels) if not math.isnan(sample.value)]
     return sum(values) if values else None
 
 
-def label(samples: list[Sample], name: str, key: str) -> str | None:
-    return next((s.labels[key] for s in samples if s.name == name and key in s.labels), None)
+def label(samples: list[Sample], name: str, key: str, **labels: str) -> str | None:
+    """A label's value in the first sample that has it."""
+    return next((sample.labels[key] for sample in _with(samples, name, labels) if key in sample.labels), None)
+
+
+def _with(samples: list[Sample], name: str, labels: dict[str, str]) -> list[Sample]:
+    return [s for s in samples if s.name == name and labels.items() <= s.labels.items()]

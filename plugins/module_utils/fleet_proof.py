@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ansible.module_utils.fleet_metrics import MetricsError, label, parse, total
+from ansible.module_utils.fleet_metrics import MetricsError, Sample, label, total
 
 PASSED, FAILED, NOT_ATTRIBUTABLE = "passed", "failed", "not attributable"
 RATE_OK, RATE_LOW, RATE_NOT_JUDGED = "ok", "below the floor", "not judged"
@@ -82,18 +82,28 @@ _METRICS = {
 }
 
 
-def read_counters(page: str) -> tuple[Counters, int]:
-    """The counters and the KV block size in a /metrics page."""
-    samples = parse(page)
-    values = {key: total(samples, name) for key, name in _METRICS.items()}
+_GAUGES = ("running", "waiting")
+_BLOCK_SIZE = "vllm:cache_config_info"
+COUNTED = frozenset({*_METRICS.values(), _BLOCK_SIZE})
+
+
+def read_counters(samples: list[Sample], rank: int | None = None) -> tuple[Counters, int]:
+    """The counters and the KV block size in a /metrics page, of one data-parallel rank or of all together."""
+    # vLLM's label `engine` is the rank, counted over all hosts of the engine.
+    labels = {} if rank is None else {"engine": str(rank)}
+    values = {key: total(samples, name, **labels) for key, name in _METRICS.items()}
+    if values["finished"] == 0:
+        # Where several API servers share the page, a rank's gauges appear with its first step.
+        values.update({gauge: values[gauge] or 0.0 for gauge in _GAUGES})
     missing = sorted(_METRICS[key] for key, value in values.items() if value is None)
-    block_size = label(samples, "vllm:cache_config_info", "block_size")
+    block_size = label(samples, _BLOCK_SIZE, "block_size", **labels)
     if block_size is None or not block_size.isdigit():
-        missing.append("vllm:cache_config_info{block_size}")
+        missing.append(f"{_BLOCK_SIZE}{{block_size}}")
     if missing:
+        whose = "" if rank is None else f' of engine="{rank}" (the data-parallel rank)'
         raise MetricsError(
-            f"it lacks {', '.join(missing)}. An engine has them when it runs with NixlConnector in its "
-            "kv_transfer_config and without disable_log_stats"
+            f"it lacks {', '.join(missing)}{whose}. An engine has them when it runs with NixlConnector in "
+            "its kv_transfer_config and without disable_log_stats"
         )
     return Counters(**values), int(block_size or 0)
 
@@ -108,6 +118,7 @@ class Terms:
     bytes_per_token: int | None
     compared_tokens: int | None  # None: every token
     transfers_per_request: int
+    decode_rank: int | None  # whose counters these are; None: the whole engine's
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
     if _went_back(delta):
         reasons.append("the decode's counters went back: it was restarted during the proof")
     else:
-        reasons += _wrong_transfer(delta, expected)
+        reasons += _wrong_transfer(delta, expected, terms.decode_rank)
         if delta.failed_transfers:
             # Somebody else's, perhaps: our own request got the right tokens or is in the reasons already.
             failed = f"the decode counted {delta.failed_transfers:.0f} failed KV transfers"
@@ -192,9 +203,14 @@ def _wrong_answers(evidence: Evidence, head: slice) -> list[str]:
     return reasons
 
 
-def _wrong_transfer(delta: Counters, expected: int) -> list[str]:
+def _wrong_transfer(delta: Counters, expected: int, rank: int | None) -> list[str]:
     reasons = []
-    if delta.bytes <= 0:
+    if rank is not None and delta.bytes <= 0 and delta.finished == 0:
+        reasons.append(
+            f"rank {rank} of the decode counted no request and no KV bytes: another rank took the request "
+            "(the header X-data-parallel-rank did not reach the engine)"
+        )
+    elif delta.bytes <= 0:
         reasons.append(
             "no KV bytes were moved: the decode computed the prompt itself (kv_transfer_params did not reach "
             "it, or it could not use them: see its log)"
@@ -210,8 +226,7 @@ def _expected_bytes(evidence: Evidence, terms: Terms) -> int:
 
 
 def _went_back(delta: Counters) -> bool:
-    gauges = ("running", "waiting")
-    return any(getattr(delta, f.name) < 0 for f in fields(delta) if f.name not in gauges)
+    return any(getattr(delta, f.name) < 0 for f in fields(delta) if f.name not in _GAUGES)
 
 
 def _difference(evidence: Evidence, head: slice) -> str:
@@ -240,24 +255,62 @@ def _other_traffic(evidence: Evidence, delta: Counters, terms: Terms) -> list[st
     return seen
 
 
+_WORST_FIRST = (FAILED, NOT_ATTRIBUTABLE, PASSED)
+
+
 def report(pairs: list[dict[str, Any]]) -> list[str]:
-    """The table a person reads."""
-    rows = [("pair", "verdict", "prompt", "KV", "rate", "warm-ups", "TTFT")]
-    for pair in pairs:
-        failed = sum(not warmup["ok"] for warmup in pair["warmups"])
-        rate = "-" if pair["rate_gbps"] is None else f"{pair['rate_gbps']:.3g} GB/s"
-        if pair["rate_verdict"] != RATE_OK and pair["rate_gbps"] is not None:
-            rate += f" ({pair['rate_verdict']})"
-        rows.append(
-            (
-                pair["name"],
-                pair["verdict"],
-                "-" if pair["prompt_tokens"] is None else f"{pair['prompt_tokens']} tokens",
-                "-" if pair["bytes"] is None else f"{pair['bytes'] / 1e6:.3g} MB",
-                rate,
-                f"{len(pair['warmups'])}" + (f" ({failed} failed)" if failed else ""),
-                "-" if pair["ttft"] is None else f"{pair['ttft']:.2f} s",
-            )
-        )
+    """The table a person reads: a line for each two engines, and one for each rank pair that did not pass."""
+    rows: list[tuple[str, ...]] = [("pair", "verdict", "prompt", "KV", "rate", "warm-ups", "TTFT")]
+    for (prefill, decode), group in by_engines(pairs).items():
+        if len(group) == 1:
+            rows.append(_row(group[0]))
+            continue
+        rows.append(_row(_least(f"{prefill} -> {decode} ({len(group)} rank pairs)", group)))
+        rows += [_row(pair | {"name": f"  {pair['name']}"}) for pair in group if pair["verdict"] != PASSED]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows]
+
+
+def by_engines(pairs: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The pairs of ranks of each pair of engines."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for pair in pairs:
+        groups.setdefault((pair["prefill"]["engine"], pair["decode"]["engine"]), []).append(pair)
+    return groups
+
+
+def _least(name: str, group: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is true of every pair of a group: the worst verdict, the least bytes, the slowest answer..."""
+    verdicts = [pair["verdict"] for pair in group]
+    worst = min(verdicts, key=_WORST_FIRST.index)
+    slowest = min(group, key=lambda pair: float("inf") if pair["rate_gbps"] is None else pair["rate_gbps"])
+
+    def seen(key: str) -> list[Any]:
+        return [pair[key] for pair in group if pair[key] is not None]
+
+    return {
+        "name": name,
+        "verdict": worst if worst == PASSED else f"{worst} ({verdicts.count(worst)} of {len(group)})",
+        "prompt_tokens": min(seen("prompt_tokens"), default=None),
+        "bytes": min(seen("bytes"), default=None),
+        "rate_gbps": slowest["rate_gbps"],
+        "rate_verdict": slowest["rate_verdict"],
+        "warmups": [warmup for pair in group for warmup in pair["warmups"]],
+        "ttft": max(seen("ttft"), default=None),
+    }
+
+
+def _row(pair: dict[str, Any]) -> tuple[str, ...]:
+    failed = sum(not warmup["ok"] for warmup in pair["warmups"])
+    rate = "-" if pair["rate_gbps"] is None else f"{pair['rate_gbps']:.3g} GB/s"
+    if pair["rate_verdict"] != RATE_OK and pair["rate_gbps"] is not None:
+        rate += f" ({pair['rate_verdict']})"
+    return (
+        pair["name"],
+        pair["verdict"],
+        "-" if pair["prompt_tokens"] is None else f"{pair['prompt_tokens']} tokens",
+        "-" if pair["bytes"] is None else f"{pair['bytes'] / 1e6:.3g} MB",
+        rate,
+        f"{len(pair['warmups'])}" + (f" ({failed} failed)" if failed else ""),
+        "-" if pair["ttft"] is None else f"{pair['ttft']:.2f} s",
+    )

@@ -12,6 +12,9 @@ description:
   - A pair passes only when the decode's counters show at least the prompt's full KV blocks, no failed
     transfer, a rate over the floor (where enough bytes moved to judge it), and the reference's tokens.
     Counters that other requests may have moved make the pair C(not attributable).
+  - The ranks of a data-parallel engine are proved one by one. Every request names its rank in the header
+    C(X-data-parallel-rank); the prefill's answer must come from that rank, and the decode's counters are
+    that rank's, so pairs of other ranks may run at the same time.
   - Changes nothing on the host, so it runs in check mode too.
 options:
   pairs:
@@ -37,6 +40,11 @@ options:
             description: Its URL, without a path.
             type: str
             required: true
+          rank:
+            description:
+              - Which of its data-parallel ranks, counted over all its hosts. Unset for an engine that has
+                only one; requests then name none, and the counters are the whole engine's.
+            type: int
           tensor_parallel_size:
             description: Its TP size. Where the two differ, only O(prefix_tokens) tokens are compared.
             type: int
@@ -53,7 +61,7 @@ options:
   rounds:
     description:
       - Lists of indices into O(pairs). Rounds run one after the other, the pairs of a round at the same time;
-        so the pairs of a round must not share an engine.
+        so the pairs of a round must not share an engine, or a rank of a data-parallel one.
     type: list
     elements: list
     required: true
@@ -119,28 +127,48 @@ EXAMPLES = r"""
         prefill: {engine: prefill-rack1-04-0, url: "http://10.0.0.4:8000"}
         decode: {engine: decode-rack1-05-0, url: "http://10.0.0.5:8000"}
     rounds: [[0]]
+
+- name: Prove the pairs of a decode with two data-parallel ranks
+  kv_proof:
+    model: qwen3-30b-a3b
+    transport: nvlink
+    floor_gbps: 10
+    pairs:
+      - name: prefill-rack1-04-0 -> decode-rack1-05-0 rank 0
+        prefill: {engine: prefill-rack1-04-0, url: "http://10.0.0.4:8000"}
+        decode: {engine: decode-rack1-05-0, url: "http://10.0.0.5:8000", rank: 0}
+      - name: prefill-rack1-04-0 -> decode-rack1-05-0 rank 1
+        prefill: {engine: prefill-rack1-04-0, url: "http://10.0.0.4:8000"}
+        decode: {engine: decode-rack1-05-0, url: "http://10.0.0.5:8000", rank: 1}
+    rounds: [[0], [1]]
 """
 
 RETURN = r"""
 pairs:
   description:
-    - One entry a pair, with C(name), C(verdict) (passed, failed, not attributable), C(reasons),
-      C(prompt_tokens), C(bytes), C(expected_bytes) (null when O(bytes_per_token) is unset),
-      C(failed_transfers), C(seconds) of transfer, C(rate_gbps), C(rate_verdict) (ok, below the floor, not
-      judged), C(warmups) (each with C(ok), C(seconds), C(seen)), C(attempts), C(tokens_equal), C(ttft) of the
-      decode and C(elapsed).
+    - One entry a pair, with C(name), C(prefill) and C(decode) (each with C(engine) and C(rank)), C(verdict)
+      (passed, failed, not attributable), C(reasons), C(prompt_tokens), C(bytes), C(expected_bytes) (null when
+      O(bytes_per_token) is unset), C(failed_transfers), C(seconds) of transfer, C(rate_gbps), C(rate_verdict)
+      (ok, below the floor, not judged), C(warmups) (each with C(ok), C(seconds), C(seen)), C(attempts),
+      C(tokens_equal), C(ttft) of the decode and C(elapsed).
   returned: always
   type: list
   elements: dict
 table:
-  description: The same as aligned lines for a person.
+  description:
+    - Aligned lines for a person, one a pair. Where two engines have several pairs of ranks, one line for all
+      of them with the worst verdict, the lowest rate, the fewest tokens and bytes, all warm-ups and the
+      longest TTFT, and one for each that did not pass.
   returned: always
   type: list
   elements: str
 """
 
+import math
 import secrets
+import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from random import SystemRandom
@@ -148,14 +176,16 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fleet_http import HttpError, fetch, fetch_json, stream_events
-from ansible.module_utils.fleet_metrics import MetricsError
+from ansible.module_utils.fleet_metrics import MetricsError, Sample, parse
 from ansible.module_utils.fleet_proof import (
+    COUNTED,
     FAILED,
     NOT_ATTRIBUTABLE,
     Counters,
     Evidence,
     Judgement,
     Terms,
+    by_engines,
     judge,
     make_prompts,
     read_counters,
@@ -167,6 +197,9 @@ GRACE = 1.0  # for bytes to be counted once the request is
 PROMPTS = 3  # tried until an altered one gives other tokens
 PAUSE = 0.2
 QUICK = 10.0
+SLOW_PAGE = 30.0  # vLLM's /metrics costs ranks x API servers, and 64 x 64 are seconds
+ROLES = ("prefill", "decode")
+RANK_HEADER = "X-data-parallel-rank"
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -192,12 +225,39 @@ class Generated:
     ttft: float
 
 
+class MetricsPage:
+    """An engine's /metrics, asked for by the proofs of several ranks at the same time."""
+
+    def __init__(self, url: str) -> None:
+        self.url = f"{url}/metrics"
+        self._lock = threading.Lock()
+        self._began = -math.inf
+        self._outcome: list[Sample] | Exception = []
+
+    def read(self) -> list[Sample]:
+        """A page fetched after this call; threads that wait for one meanwhile share the next."""
+        called = time.monotonic()
+        with self._lock:
+            if self._began < called:
+                self._began = time.monotonic()
+                try:
+                    page = fetch(self.url, timeout=SLOW_PAGE).expect_ok().body.decode("utf-8", "replace")
+                    # Of 64 ranks these are 30,000, which every thread would go through.
+                    self._outcome = [sample for sample in parse(page) if sample.name in COUNTED]
+                except FAULTS as fault:
+                    self._outcome = fault
+            if isinstance(self._outcome, Exception):
+                raise self._outcome
+            return self._outcome
+
+
 class PairProof:
     """One pair, from its first request to its verdict."""
 
-    def __init__(self, pair: dict[str, Any], params: dict[str, Any]) -> None:
+    def __init__(self, pair: dict[str, Any], pages: dict[str, MetricsPage], params: dict[str, Any]) -> None:
         self.name: str = pair["name"]
         self.prefill, self.decode = pair["prefill"], pair["decode"]
+        self.metrics = pages[self.decode["url"]]
         self.params = params
         self.deadline = time.monotonic() + params["budget"]
         same_tp = self.prefill["tensor_parallel_size"] == self.decode["tensor_parallel_size"]
@@ -209,6 +269,7 @@ class PairProof:
             compared_tokens=None if same_tp else params["prefix_tokens"],
             transfers_per_request=max(e["tensor_parallel_size"] for e in (self.prefill, self.decode))
             * self.prefill["pipeline_parallel_size"],
+            decode_rank=self.decode["rank"],
         )
         self.warmups: list[dict[str, Any]] = []
         self.attempts = 0
@@ -230,6 +291,7 @@ class PairProof:
             judgement.reasons += self._failed_warmups(judgement.reasons)
         return {
             "name": self.name,
+            **{role: {key: getattr(self, role)[key] for key in ("engine", "rank")} for role in ROLES},
             **asdict(judgement),
             "prompt_tokens": self.prompt_tokens,
             "warmups": self.warmups,
@@ -239,7 +301,7 @@ class PairProof:
         }
 
     def _reach(self) -> None:
-        for role in ("prefill", "decode"):
+        for role in ROLES:
             engine = getattr(self, role)
             try:
                 fetch(f"{engine['url']}/health", timeout=self._time(QUICK)).expect_ok()
@@ -310,6 +372,12 @@ class PairProof:
             )
         if not transfer.get("do_remote_prefill") or not transfer.get("remote_block_ids"):
             raise ProofError(f"{self.prefill['url']} answered with unusable kv_transfer_params: {transfer}")
+        rank, holder = self.prefill["rank"], str(transfer.get("remote_engine_id"))
+        if rank is not None and not holder.endswith(f"_dp{rank}"):  # vLLM's name for the rank
+            raise ProofError(
+                f"{self.prefill['url']} was asked for rank {rank}, but {holder} has the KV: another rank "
+                f"took the request (the header {RANK_HEADER} did not reach the engine)"
+            )
         return self._stream(prompt, transfer)
 
     def _stream(self, prompt: str, transfer: dict[str, Any]) -> Generated:
@@ -318,7 +386,8 @@ class PairProof:
         tokens: list[int] = []
         text, finish_reason, ttft = "", None, None
         began = time.monotonic()
-        for event in stream_events(url, payload, self._time(self.params["request_timeout"])):
+        timeout = self._time(self.params["request_timeout"])
+        for event in stream_events(url, payload, timeout, _rank_header(self.decode)):
             if event.get("error"):
                 raise ProofError(f"{url} broke off its stream: {event['error']}")
             for choice in event.get("choices") or []:
@@ -334,7 +403,8 @@ class PairProof:
 
     def _complete(self, engine: dict[str, Any], prompt: str, **more: Any) -> dict[str, Any]:
         url = f"{engine['url']}/v1/completions"
-        return fetch_json(url, self._payload(prompt, **more), self._time(self.params["request_timeout"]))
+        timeout = self._time(self.params["request_timeout"])
+        return fetch_json(url, self._payload(prompt, **more), timeout, _rank_header(engine))
 
     def _payload(self, prompt: str, **more: Any) -> dict[str, Any]:
         return {
@@ -349,19 +419,18 @@ class PairProof:
         }
 
     def _counters(self) -> tuple[Counters, int]:
-        url = f"{self.decode['url']}/metrics"
-        page = fetch(url, timeout=self._time(QUICK)).expect_ok().body.decode("utf-8", "replace")
         try:
-            return read_counters(page)
+            return read_counters(self.metrics.read(), self.decode["rank"])
         except MetricsError as fault:
-            raise MetricsError(f"{url} cannot be used: {fault}") from None
+            raise MetricsError(f"{self.metrics.url} cannot be used: {fault}") from None
 
     def _idle(self) -> tuple[Counters, int]:
         """The counters once the decode has nothing to do, or after a while the counters as they are."""
-        until = time.monotonic() + SETTLE
+        began = time.monotonic()
         while True:
+            waited = time.monotonic() - began  # before the page is asked for: it may take longer than SETTLE
             counters, block_size = self._counters()
-            if counters.idle or time.monotonic() > until:
+            if counters.idle or waited > SETTLE:
                 return counters, block_size
             time.sleep(PAUSE)
 
@@ -369,12 +438,13 @@ class PairProof:
         """The counters once they show our request; the engine publishes them after its last step."""
         began = time.monotonic()
         while True:
+            waited = time.monotonic() - began
             counters, _ = self._counters()
             delta = counters - before
             finished = delta.finished >= 1 and counters.idle
             if finished and delta.bytes > 0:
                 return counters
-            if time.monotonic() - began > (GRACE if finished else SETTLE):
+            if waited > (GRACE if finished else SETTLE):
                 return counters
             time.sleep(PAUSE)
 
@@ -388,6 +458,10 @@ class PairProof:
         return min(wanted, left)
 
 
+def _rank_header(engine: dict[str, Any]) -> dict[str, str]:
+    return {} if engine["rank"] is None else {RANK_HEADER: str(engine["rank"])}
+
+
 def _token_ids(choice: dict[str, Any]) -> list[int]:
     tokens = choice.get("token_ids")
     if not isinstance(tokens, list):
@@ -396,9 +470,16 @@ def _token_ids(choice: dict[str, Any]) -> list[int]:
 
 
 def failure(pairs: list[dict[str, Any]]) -> str:
+    """Every failed pair with its reasons; ranks of the same engines that failed alike are told once."""
     failed = [pair for pair in pairs if pair["verdict"] == FAILED]
     lines = [f"The KV proof failed for {len(failed)} of {len(pairs)} pairs."]
-    lines += [f"- {pair['name']}: {'; '.join(pair['reasons'])}" for pair in failed]
+    for group in by_engines(failed).values():
+        alike: dict[str, list[str]] = {}
+        for pair in group:
+            alike.setdefault("; ".join(pair["reasons"]), []).append(pair["name"])
+        for reasons, (name, *others) in alike.items():
+            more = f" and {len(others)} more of their rank pairs" if others else ""
+            lines.append(f"- {name}{more}: {reasons}")
     return "\n".join(lines)
 
 
@@ -408,10 +489,16 @@ def check_rounds(pairs: list[dict[str, Any]], rounds: list[list[Any]]) -> str | 
         wanted = f"each of the {len(pairs)} pairs (0 to {len(pairs) - 1}) exactly once"
         return f"rounds must name {wanted}, got {rounds}"
     for one in rounds:
-        urls = [pairs[index][role]["url"] for index in one for role in ("prefill", "decode")]
-        shared = sorted({url for url in urls if urls.count(url) > 1})
+        ends = Counter((pairs[i][role]["url"], pairs[i][role]["rank"]) for i in one for role in ROLES)
+        urls = Counter(url for url, _ in ends.elements())
+        shared = sorted(
+            url if rank is None else f"{url} rank {rank}"
+            for (url, rank), count in ends.items()
+            if (urls[url] if rank is None else count) > 1  # no rank: the whole engine
+        )
         if shared:
-            return f"the pairs of a round must not share an engine, but {one} has {', '.join(shared)} twice"
+            twice = ", ".join(shared)
+            return f"the pairs of a round must not share an engine or a rank, but {one} has {twice} twice"
     return None
 
 
@@ -422,6 +509,7 @@ def main() -> None:
         "options": {
             "engine": {"type": "str", "required": True},
             "url": {"type": "str", "required": True},
+            "rank": {"type": "int"},
             "tensor_parallel_size": {"type": "int", "default": 1},
             "pipeline_parallel_size": {"type": "int", "default": 1},
         },
@@ -455,10 +543,12 @@ def main() -> None:
     if problem:
         module.fail_json(msg=problem)
 
+    pages = {pair["decode"]["url"]: MetricsPage(pair["decode"]["url"]) for pair in params["pairs"]}
     pairs: list[dict[str, Any]] = [{}] * len(params["pairs"])
     for indices in params["rounds"]:
         with ThreadPoolExecutor(max_workers=max(len(indices), 1)) as pool:
-            running = {index: pool.submit(PairProof(params["pairs"][index], params).run) for index in indices}
+            proofs = {index: PairProof(params["pairs"][index], pages, params) for index in indices}
+            running = {index: pool.submit(proof.run) for index, proof in proofs.items()}
         for index, proof in running.items():
             pairs[index] = proof.result()
     outcome = {"changed": False, "pairs": pairs, "table": report(pairs)}

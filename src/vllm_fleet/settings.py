@@ -17,6 +17,7 @@ UCX_TLS = {
 }
 CPU_DTYPE = "float32"  # bfloat16 died with SIGILL at the first forward
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+MOST_API_SERVERS = 4
 ONLY_ON_HEAD = ("api_server_count",)
 """Arguments that `vllm serve --headless` refuses."""
 
@@ -67,6 +68,10 @@ def serve_arguments(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
     if v.kv_transport == "nvlink" and engine.role in KV_ROLES:
         # Plain CUDA allocations cannot be exported over NVLink to another host; KV would silently take TCP.
         args["enable_cumem_allocator"] = True
+    if engine.shape.dp > 1:
+        # vLLM's default is one for each rank. Each scrape of /metrics reads ranks x servers files inside a server:
+        # with 64 of each that takes longer than Prometheus waits.
+        args["api_server_count"] = min(engine.shape.dp, MOST_API_SERVERS)
     args |= engine.args
     args |= {
         "model": v.model.path,

@@ -5,6 +5,7 @@ They change the lab's fleet: at the end it is removed, the lab's hosts stay.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import tempfile
@@ -139,23 +140,22 @@ def fleet() -> Fleet:
     return Fleet()
 
 
+def write_inventory(parent: Path, hosts: Any = None, **variables: Any) -> Path:
+    """An inventory that is the lab's with changed hosts.yml and group_vars/all.yml."""
+    folder = Path(tempfile.mkdtemp(prefix="inventory", dir=parent))
+    (folder / "group_vars").mkdir()
+    tree = yaml.safe_load((LAB / "hosts.yml").read_text())
+    if hosts:
+        hosts(tree["all"]["children"])
+    (folder / "hosts.yml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    all_vars = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text()) | variables
+    (folder / "group_vars" / "all.yml").write_text(yaml.safe_dump(all_vars, sort_keys=False))
+    lab_vars = (LAB / "group_vars" / "lab.yml").read_text()
+    (folder / "group_vars" / "lab.yml").write_text(lab_vars.replace("{{ inventory_dir }}/../..", str(ROOT)))
+    return folder
+
+
 @pytest.fixture
 def changed_inventory(tmp_path: Path):
-    """Make an inventory that is the lab's with changed hosts.yml and group_vars/all.yml."""
-
-    def make(hosts: Any = None, **variables: Any) -> Path:
-        folder = tmp_path / "inventory"
-        (folder / "group_vars").mkdir(parents=True)
-        tree = yaml.safe_load((LAB / "hosts.yml").read_text())
-        if hosts:
-            hosts(tree["all"]["children"])
-        (folder / "hosts.yml").write_text(yaml.safe_dump(tree, sort_keys=False))
-        all_vars = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text()) | variables
-        (folder / "group_vars" / "all.yml").write_text(yaml.safe_dump(all_vars, sort_keys=False))
-        lab_vars = (LAB / "group_vars" / "lab.yml").read_text()
-        (folder / "group_vars" / "lab.yml").write_text(
-            lab_vars.replace("{{ inventory_dir }}/../..", str(ROOT))
-        )
-        return folder
-
-    return make
+    """Make such an inventory."""
+    return functools.partial(write_inventory, tmp_path)

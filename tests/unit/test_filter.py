@@ -110,6 +110,7 @@ def test_ansible_gets_every_problem_with_its_place(tmp_path):
         ("fleet_registration", (lab().plan(), "decode-rack1-05-0", 1)),
         ("fleet_registration_problems", (lab().plan(), [])),
         ("fleet_proof_pairs", ({"schema": 2, "engines": []},)),
+        ("fleet_proof_rounds", ({"schema": 2, "engines": []},)),
         ("fleet_status_table", ([], {}, [])),
         ("fleet_status_table", (lab().plan(), [], [])),
         ("fleet_status_table", (lab().plan(), {"rack1-04": "down"}, [])),

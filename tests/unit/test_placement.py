@@ -137,13 +137,22 @@ def test_an_ordinary_engine_over_trays_has_the_imex_channel():
         assert "/dev/nvidia-caps-imex-channels/channel0" in member["container_options"]["devices"]
 
 
+def test_the_servers_of_a_head_are_few():
+    for ranks, servers in ((2, 2), (16, 4)):
+        fleet = two_hosts(gpus=ranks, data_parallel_size=ranks).everywhere(fleet_gpus_per_host=8)
+        head, headless = members(fleet.plan(), f"decode-{A}-0")
+        assert head["args"]["api_server_count"] == servers
+        assert "api_server_count" not in headless["args"]
+    assert "api_server_count" not in members(lab().plan(), "decode-rack1-05-0")[0]["args"]
+
+
 def test_expert_parallel_and_the_servers_of_the_head():
     fleet = gpu(prefill=["p"], decode=["a", "b"]).everywhere(fleet_socket_ifname="eth0")
     fleet.pool("decode", gpus=16, data_parallel_size=16, enable_expert_parallel=True)
-    fleet.pool("decode", args={"api-server-count": 4})
+    fleet.pool("decode", args={"api-server-count": 3})
     head, headless = members(fleet.plan(), "decode-a-0")
     assert head["args"]["enable_expert_parallel"] is headless["args"]["enable_expert_parallel"] is True
-    assert head["args"]["api_server_count"] == 4
+    assert head["args"]["api_server_count"] == 3
     assert "api_server_count" not in headless["args"], "--headless refuses it"
 
 
@@ -151,7 +160,12 @@ def test_external_engines_are_routed_to_and_nothing_else():
     other = {"role": "decode", "url": "http://10.9.9.9:8000", "tensor_parallel_size": 1}
     plan = lab().everywhere(fleet_external_engines={"theirs": other}).plan()
     engine = plan["engines"][-1]
-    assert (engine["name"], engine["external"], engine["head"], engine["members"]) == ("theirs", True, None, [])
+    assert (engine["name"], engine["external"], engine["head"], engine["members"]) == (
+        "theirs",
+        True,
+        None,
+        [],
+    )
     assert plan["router"]["decode"] == ["http://198.18.40.2:8000", "http://10.9.9.9:8000"]
     assert all(m["engine"] != "theirs" for host in plan["hosts"].values() for m in host["members"])
 
@@ -234,7 +248,10 @@ def test_a_host_more_or_less_changes_no_engine_on_other_hosts(fleet, data):
         touched = {group.pop(data.draw(st.integers(0, len(group) - 1)))}
     after, problems = changed.judge()
     if after is None:  # the group no longer makes whole engines, or is empty
-        assert {p["rule"] for p in problems if p["severity"] == "error"} <= {"hosts-for-engine", "empty-group"}
+        assert {p["rule"] for p in problems if p["severity"] == "error"} <= {
+            "hosts-for-engine",
+            "empty-group",
+        }
         return
 
     def untouched(plan):

@@ -5,12 +5,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from ansible.module_utils.fleet_metrics import parse
 from ansible.module_utils.fleet_proof import (
     FAILED,
     NOT_ATTRIBUTABLE,
     PASSED,
     Evidence,
     Terms,
+    by_engines,
     judge,
     make_prompts,
     read_counters,
@@ -24,13 +26,14 @@ TERMS = Terms(
     bytes_per_token=1024,
     compared_tokens=None,
     transfers_per_request=1,
+    decode_rank=None,
 )
 
 
 @pytest.fixture
 def evidence(data):
-    before, block_size = read_counters(data("decode-fresh.txt"))
-    after, _ = read_counters(data("decode-one-request.txt"))
+    before, block_size = read_counters(parse(data("decode-fresh.txt")))
+    after, _ = read_counters(parse(data("decode-one-request.txt")))
     return Evidence(
         prompt_tokens=1544,
         block_size=block_size,
@@ -77,6 +80,22 @@ def test_right_tokens_without_kv_bytes_fail(evidence):
     assert judgement.verdict == FAILED
     assert judgement.reasons[0].startswith("no KV bytes were moved")
     assert judgement.tokens_equal is True
+
+
+def test_a_rank_that_counted_nothing_did_not_get_the_request(evidence):
+    nothing = {"bytes": 0.0, "transfers": 0.0, "seconds": 0.0}
+    rank = replace(TERMS, decode_rank=3)
+    judgement = judge(seen(evidence, finished=0.0, **nothing), rank)
+    assert judgement.verdict == FAILED
+    assert judgement.reasons[0].startswith("rank 3 of the decode counted no request")
+    assert "X-data-parallel-rank" in judgement.reasons[0]
+    # It got the request and computed the prompt itself, or no rank was named.
+    for terms, finished in ((rank, 1.0), (TERMS, 0.0)):
+        judgement = judge(
+            seen(evidence, **nothing | {"finished": evidence.before.finished + finished}), terms
+        )
+        assert judgement.reasons[0].startswith("no KV bytes were moved")
+    assert judge(evidence, rank).verdict == PASSED
 
 
 def test_a_transfer_of_less_than_the_full_blocks_fails(evidence):
@@ -170,28 +189,92 @@ def test_prompts_differ_in_one_early_word_and_are_never_the_same():
     assert make_prompts(randomness, 50) != prompts
 
 
-def test_the_table_is_aligned_and_shows_what_matters():
-    pair = {
-        "name": "p -> d",
-        "verdict": FAILED,
+def row(prefill, decode, **more):
+    """What the module tells about a pair; an end is an engine's name, or a name and a rank."""
+    ends = [(end, None) if isinstance(end, str) else end for end in (prefill, decode)]
+    called = [name if rank is None else f"{name} rank {rank}" for name, rank in ends]
+    return {
+        "name": " -> ".join(called),
+        "prefill": {"engine": ends[0][0], "rank": ends[0][1]},
+        "decode": {"engine": ends[1][0], "rank": ends[1][1]},
+        "verdict": PASSED,
         "prompt_tokens": 1544,
         "bytes": 1703936,
         "rate_gbps": 0.0110,
-        "rate_verdict": "below the floor",
-        "warmups": [{"ok": False}, {"ok": True}],
+        "rate_verdict": "ok",
+        "warmups": [{"ok": True}],
         "ttft": 0.99,
+        **more,
     }
-    unreached = {
-        **pair,
-        "name": "p -> e",
-        "prompt_tokens": None,
-        "bytes": None,
-        "rate_gbps": None,
-        "ttft": None,
-    }
-    head, *rows = report([pair, {**unreached, "warmups": []}])
+
+
+UNREACHED = {
+    "verdict": FAILED,
+    "prompt_tokens": None,
+    "bytes": None,
+    "rate_gbps": None,
+    "ttft": None,
+    "warmups": [],
+}
+
+
+def test_the_table_is_aligned_and_shows_what_matters():
+    low = {"verdict": FAILED, "rate_verdict": "below the floor", "warmups": [{"ok": False}, {"ok": True}]}
+    head, *rows = report([row("p", "d", **low), row("p", "e", **UNREACHED)])
     assert rows[0].split("  ")[0] == "p -> d"
     assert "1.7 MB" in rows[0]
     assert "0.011 GB/s (below the floor)" in rows[0]
     assert "2 (1 failed)" in rows[0]
-    assert [row.index("failed") for row in rows] == [head.index("verdict")] * 2
+    assert [line.index("failed") for line in rows] == [head.index("verdict")] * 2
+
+
+def cells(line):
+    return re.split(r" {2,}", line.strip())
+
+
+def test_ranks_of_the_same_engines_that_passed_are_one_line_with_the_worst_of_each():
+    pairs = [row("p", ("d", rank)) for rank in range(64)]
+    pairs[7] |= {"rate_gbps": 0.002, "rate_verdict": "not judged", "bytes": 1000, "prompt_tokens": 1400}
+    pairs[9] |= {"ttft": 7.5, "warmups": [{"ok": False}, {"ok": True}]}
+    _, *rows = report([*pairs, row("p", "e")])
+    assert cells(rows[0]) == [
+        *("p -> d (64 rank pairs)", "passed", "1400 tokens", "0.001 MB"),
+        *("0.002 GB/s (not judged)", "65 (1 failed)", "7.50 s"),
+    ]
+    assert [cells(line)[0] for line in rows[1:]] == ["p -> e"]
+
+
+def test_each_pair_of_ranks_that_did_not_pass_has_its_line():
+    pairs = [row(("p", a), ("d", b)) for a in range(4) for b in range(4)]
+    pairs[6] |= {"verdict": NOT_ATTRIBUTABLE, "rate_gbps": 9.0}
+    _, *rows = report(pairs)
+    assert cells(rows[0])[:2] == ["p -> d (16 rank pairs)", "not attributable (1 of 16)"]
+    assert [cells(line)[:2] for line in rows[1:]] == [["p rank 1 -> d rank 2", "not attributable"]]
+    pairs[12] |= UNREACHED
+    pairs[3] |= {"verdict": FAILED, "rate_gbps": 0.001, "rate_verdict": "below the floor"}
+    _, *rows = report(pairs)
+    assert cells(rows[0])[1:5] == [
+        "failed (2 of 16)",
+        "1544 tokens",
+        "1.7 MB",
+        "0.001 GB/s (below the floor)",
+    ]
+    assert [cells(line)[:2] for line in rows[1:]] == [
+        ["p rank 0 -> d rank 3", "failed"],
+        ["p rank 1 -> d rank 2", "not attributable"],
+        ["p rank 3 -> d rank 0", "failed"],
+    ]
+
+
+def test_ranks_of_engines_that_could_not_be_reached_have_no_numbers():
+    _, summary, *_ = report([row("p", ("d", rank), **UNREACHED) for rank in range(2)])
+    assert cells(summary) == ["p -> d (2 rank pairs)", "failed (2 of 2)", "-", "-", "-", "0", "-"]
+
+
+def test_pairs_are_told_by_their_engines_and_not_by_their_names():
+    groups = by_engines([row("p", ("d", 0)), row("p", "e"), row("p", ("d", 1)), row("q", ("d", 0))])
+    assert {engines: len(pairs) for engines, pairs in groups.items()} == {
+        ("p", "d"): 2,
+        ("p", "e"): 1,
+        ("q", "d"): 1,
+    }

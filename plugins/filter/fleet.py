@@ -7,6 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from vllm_fleet.identity import expected_external, expected_members
 from vllm_fleet.inventory import PREFIX
 from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.loading import Loaded, compute
@@ -80,6 +81,22 @@ def fleet_proof_rounds(plan: Any) -> list[list[int]]:
     return proof_rounds(plain(plan))
 
 
+def fleet_expected_members(plan: Any, host: Any, image_id: Any) -> list[dict[str, Any]]:
+    name = "fleet_expected_members"
+    _require_plan(plan, name)
+    _require(host, str, name, "the host's name")
+    _require(image_id, str, name, "the image id as text")
+    try:
+        return expected_members(plain(plan), plain(host), plain(image_id))
+    except KeyError as error:
+        raise AnsibleFilterError(f"{name}: the plan has no host {error}.") from None
+
+
+def fleet_expected_external(plan: Any) -> list[dict[str, Any]]:
+    _require_plan(plan, "fleet_expected_external")
+    return expected_external(plain(plan))
+
+
 def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
     name = "fleet_status_table"
     _require_plan(plan, name)
@@ -127,6 +144,8 @@ class FilterModule:
                 fleet_proof_rounds,
                 fleet_registration,
                 fleet_registration_problems,
+                fleet_expected_members,
+                fleet_expected_external,
                 fleet_router_arguments,
                 fleet_status_table,
             )

@@ -205,11 +205,11 @@ def from_metrics(samples: list[Sample]) -> list[Sighting]:
     if not ranks:
         raise IdentityError(f"it has no {CACHE_CONFIG}")
     source = "/metrics"
-    seen = [
-        Sighting("data_parallel_size", len(ranks), source),
-        Sighting("block_size", label(samples, CACHE_CONFIG, "block_size"), source),
-        Sighting("kv_cache_dtype", label(samples, CACHE_CONFIG, "cache_dtype"), source),
-    ]
+    seen = [Sighting("data_parallel_size", len(ranks), source)]
+    for name, key in (("block_size", "block_size"), ("kv_cache_dtype", "cache_dtype")):
+        value = label(samples, CACHE_CONFIG, key)
+        if value is not None:
+            seen.append(Sighting(name, value, source))
     if not any(sample.name.startswith("vllm:nixl_") for sample in samples):
         seen.append(Sighting("kv_role", None, "/metrics, which has none of NIXL's"))
     return seen
@@ -220,7 +220,8 @@ def compare(planned: Mapping[str, Any], sightings: Iterable[Sighting]) -> list[s
     sources: dict[str, list[str]] = {}
     for sighting in sightings:
         name, seen = sighting.name, sighting.value
-        if name not in planned or same(planned[name], seen):
+        # By their text, because environments and metrics have nothing else.
+        if name not in planned or show(planned[name]) == show(seen):
             continue
         # An engine may be served under more names than the planned one.
         if name == "served_name" and isinstance(seen, list) and planned[name] in seen:
@@ -239,11 +240,6 @@ def unplanned(planned: Mapping[str, Any], seen: Mapping[str, Sighting]) -> list[
         for name, sighting in seen.items()
         if name not in planned
     ]
-
-
-def same(planned: Any, seen: Any) -> bool:
-    """Whether two values mean the same. Environments and metrics have only text: `2` for 2."""
-    return show(planned) == show(seen) or str(planned) == str(seen)
 
 
 def show(value: Any) -> str:

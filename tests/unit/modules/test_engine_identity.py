@@ -587,6 +587,22 @@ def test_without_dev_mode_the_metrics_tell_some(external, engine):
     ]
 
 
+def test_a_label_that_this_vllm_does_not_have_is_named_and_no_difference(external, engine):
+    engine.pages["/metrics"] = 'vllm:cache_config_info{engine="0",cache_dtype="fp8"} 1.0\n'
+    (result,) = external({"block_size": 64, "kv_cache_dtype": "fp8"})["engines"]
+    assert (result["seen"]["kv_cache_dtype"], result["differences"]) == ("fp8", [])
+    assert result["notes"] == ["Not visible: block_size."]
+
+
+def test_metrics_of_one_host_do_not_contradict_server_info(external, engine):
+    engine.dev_mode()
+    engine.info["vllm_config"]["parallel_config"].update(data_parallel_size=8, data_parallel_size_local=2)
+    expected = {"data_parallel_size": 8, "lora": "of no page"}
+    (result,) = external(expected, server_info=True)["engines"]
+    assert "/metrics" in engine.asked
+    assert result["differences"] == []
+
+
 def test_an_engine_without_nixl_cannot_have_the_role(external, engine):
     page = engine.pages["/metrics"]
     engine.pages["/metrics"] = "".join(line for line in page.splitlines(keepends=True) if "nixl" not in line)
@@ -671,7 +687,7 @@ def test_an_engine_has_a_url_or_a_container(run_module):
             '--kv-transfer-config {"kv_role":"kv_both","n":{"m":1}}',
             {"kv_role": "kv_both", "kv_transfer_config.n.m": 1},
         ),
-        ("--kv-transfer-config.kv_role kv_both --a-b.c_d=1", {"kv_role": "kv_both", "a_b.c_d": 1}),
+        ("--kv-transfer-config.kv_role kv_both --a-b.c-d=1", {"kv_role": "kv_both", "a_b.c-d": 1}),
         ("", {}),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from vllm_fleet.comparison import change_lines, compare_running
 from vllm_fleet.identity import expected_external, expected_members
 from vllm_fleet.inventory import PREFIX
 from vllm_fleet.kv import kv_bytes_per_token
@@ -112,6 +113,22 @@ def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
     return status_table(status_rows(plain(plan), hosts, plain(workers)))
 
 
+def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+    name = "fleet_changes"
+    _require_plan(plan, name)
+    _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/diff.yml learned there")
+    _require(workers, list, name, "the URLs of the router's workers as a list")
+    registrations, running = {}, {}
+    for host, variables in hostvars.items():
+        _require(variables, Mapping, name, f"a mapping as the variables of {host}")
+        if "diff_running" in variables:  # it could be reached
+            registrations[plain(host)] = plain(variables["ansible_facts"].get("ansible_local", {}))
+            running[plain(host)] = dict(
+                line.split("=", 1) for line in plain(variables["diff_running"]["stdout_lines"])
+            )
+    return change_lines(compare_running(plain(plan), registrations, running, plain(workers)))
+
+
 def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
     _require_plan(plan, "fleet_router_arguments")
     _require(slot, str, "fleet_router_arguments", "a slot, a or b")
@@ -146,6 +163,7 @@ class FilterModule:
                 fleet_registration_problems,
                 fleet_expected_members,
                 fleet_expected_external,
+                fleet_changes,
                 fleet_router_arguments,
                 fleet_status_table,
             )

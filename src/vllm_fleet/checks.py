@@ -288,7 +288,7 @@ def _check_model(fleet: Fleet, engine: Engine) -> None:
     config, shape, args = fleet.vars.model.config, engine.shape, engine.args
     if config is None:
         return
-    split = {
+    split: dict[str, Any] = {
         "tp": shape.tp,
         "pp": shape.pp,
         "dp": shape.dp,

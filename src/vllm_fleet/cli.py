@@ -1,9 +1,10 @@
-"""The command line: `vllm-fleet validate` and `vllm-fleet plan`."""
+"""The command line `vllm-fleet`. Touches no host."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,25 @@ import typer
 
 if TYPE_CHECKING:
     from vllm_fleet.loading import Loaded
-    from vllm_fleet.problems import Problem
+    from vllm_fleet.problems import Problem, Rule
 
 RIGHT, PROBLEMS, USAGE = 0, 1, 2
 SHOWN_PAIRS = 64
+RULES_INTRODUCTION = """\
+# Rules
+
+Made by `vllm-fleet rules --markdown`; a test compares the two.
+
+An error refuses the inventory, a warning does not. A rule that may be overridden is overridden with a
+reason, of 10 to 500 characters:
+
+```yaml
+fleet_rule_overrides:
+  memory: runs with these sizes on such a host
+```
+
+What the rule finds is then told with that reason and refuses nothing. `tests/bad_fleets/RULE.yml` is a fleet
+that the rule refuses; what would be right is written beside the wrong line."""
 
 app = typer.Typer(
     help="Judges an Ansible inventory of vLLM engines and shows what would be deployed. Touches no host.",
@@ -58,14 +74,22 @@ def validate(
 
 
 @app.command()
-def rules(as_json: Json = False) -> None:  # noqa: FBT002
+def rules(
+    as_json: Json = False,  # noqa: FBT002
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/reference/rules.md.")] = False,  # noqa: FBT002
+) -> None:
     """List every rule an inventory is judged by: id, what must hold, why, what to do."""
     from dataclasses import asdict
 
     from vllm_fleet.rules import RULES
 
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown exclude each other.")
     if as_json:
         sys.stdout.write(json.dumps([asdict(rule) for rule in RULES], indent=2, ensure_ascii=False) + "\n")
+        return
+    if as_markdown:
+        sys.stdout.write(_markdown(RULES))
         return
     for rule in RULES:
         kind = f"{rule.severity.value}{', may be overridden' if rule.overridable else ''}"
@@ -75,22 +99,105 @@ def rules(as_json: Json = False) -> None:  # noqa: FBT002
         )
 
 
+def _markdown(rules: Sequence[Rule]) -> str:
+    """The reference of all rules. A rule's heading is its id, and so its anchor."""
+    kinds: dict[str, list[str]] = {}
+    parts = []
+    for rule in rules:
+        kind = f"{rule.severity.value}{', may be overridden' if rule.overridable else ''}".capitalize()
+        kinds.setdefault(kind, []).append(f"[{rule.id}](#{rule.id})")
+        facts = f"- {kind}\n- Why: {rule.reason}\n- Known from: {rule.source}\n- What to do: {rule.remedy}"
+        parts += [f"## {rule.id}", rule.sentence, facts]
+    index = [f"{kind}: {', '.join(links)}." for kind, links in kinds.items()]
+    return "\n\n".join([RULES_INTRODUCTION, *index, *parts]) + "\n"
+
+
 @app.command()
 def plan(
     inventory: Inventory,
     extra_vars: ExtraVars = None,
     vault_password_file: VaultFiles = None,
     as_json: Json = False,  # noqa: FBT002
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,  # noqa: FBT002
 ) -> None:
     """Show what would be deployed: engines, ports and pairs. Exit 0: right, 1: problems, 2: wrong usage."""
-    loaded = _load(inventory, extra_vars, vault_password_file, as_json)
+    if as_json and as_mermaid:
+        raise typer.BadParameter("--json and --mermaid exclude each other.")
+    result, found = _plan(inventory, extra_vars, vault_password_file, as_json)
+    _finish(found, as_json, {"plan": _without_secrets(result)})
+    if result is None or as_json:
+        return
+    if as_mermaid:
+        from vllm_fleet.picture import mermaid
+
+        sys.stdout.write(mermaid(result))
+    else:
+        _show(result)
+
+
+@app.command()
+def show(
+    inventory: Inventory,
+    svg: Annotated[Path, typer.Option("--svg", help="The file to write.", dir_okay=False)],
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+) -> None:
+    """Draw what would be deployed: racks, hosts, GPUs, engines, ranks, ports. Exit 0, 1 and 2 as for plan."""
+    result, found = _plan(inventory, extra_vars, vault_password_file, as_json=False)
+    _finish(found, as_json=False, more={})
+    if result is None:
+        return
+    from vllm_fleet.picture import svg as draw
+
+    try:
+        svg.write_text(draw(result), encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{svg} cannot be written: {error.strerror}.") from None
+    sys.stdout.write(f"{svg}\n")
+
+
+@app.command()
+def diff(
+    inventory: Annotated[
+        list[str], typer.Option("--inventory", "-i", help="The inventory before, then the one after.")
+    ],
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+    as_json: Json = False,  # noqa: FBT002
+) -> None:
+    """Show what a change of the inventory would start, stop and restart. Exit 0, 1 and 2 as for plan."""
+    if len(inventory) != 2:
+        raise typer.BadParameter("give two inventories: -i BEFORE -i AFTER.")
+    from vllm_fleet.comparison import change_lines, compare
+
+    plans = []
+    for one in inventory:
+        result, found = _plan([one], extra_vars, vault_password_file, as_json)
+        if _refused(found):
+            _finish(found, as_json, {"inventory": one, "changes": None})
+        plans.append(result)
+    before, after = plans
+    changes = compare(before or {}, after or {})
+    if as_json:
+        document = {"ok": True, "changes": [change.as_dict() for change in changes]}
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write("\n".join(change_lines(changes)) + "\n")
+
+
+def _plan(
+    inventory: list[str],
+    extra_vars: list[str] | None,
+    vault_files: list[str] | None,
+    as_json: bool,  # noqa: FBT001
+) -> tuple[dict[str, Any] | None, list[Problem]]:
+    """The plan, None where the inventory is refused, and every problem."""
+    loaded = _load(inventory, extra_vars, vault_files, as_json)
     from vllm_fleet.planning import plan as make_plan
 
     result, problems = make_plan(loaded.hosts, loaded.groups)
     found = loaded.all_problems(problems)
-    _finish(found, as_json, {"plan": _without_secrets(result) if not _refused(found) else None})
-    if result is not None and not as_json:
-        _show(result)
+    return None if _refused(found) else result, found
 
 
 def _without_secrets(plan: dict[str, Any] | None) -> dict[str, Any] | None:

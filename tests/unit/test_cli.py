@@ -154,3 +154,57 @@ def test_relative_inventories_are_of_the_working_directory(inventory, tmp_path):
     inventory(lab())
     assert vllm_fleet("validate", "-i", "hosts.yml", cwd=str(tmp_path)).returncode == 0
     assert vllm_fleet("validate", "-i", ".", cwd=str(tmp_path)).returncode == 0
+
+
+def test_the_plan_as_a_flowchart(inventory):
+    result = run("plan", "-i", inventory(lab()), "--mermaid")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("flowchart")
+    assert "prefill-rack1-04-0" in result.stdout
+    assert run("plan", "-i", inventory(lab()), "--mermaid", "--json").exit_code == 2
+
+
+def test_show_writes_a_picture_of_a_right_inventory_only(inventory, tmp_path):
+    picture = tmp_path / "fleet.svg"
+    result = run("show", "-i", inventory(lab().pool("decode", args={"port": 1})), "--svg", str(picture))
+    assert (result.exit_code, picture.exists()) == (1, False)
+    result = run("show", "-i", inventory(lab()), "--svg", str(picture))
+    assert (result.exit_code, result.stdout) == (0, f"{picture}\n")
+    assert "<svg" in picture.read_text()
+    result = run("show", "-i", inventory(lab()), "--svg", str(tmp_path / "no" / "such" / "folder.svg"))
+    assert result.exit_code == 2
+    assert "cannot be written: No such file or directory" in " ".join(result.stderr.split())
+
+
+def test_diff_says_what_would_be_restarted_and_why(inventory, tmp_path):
+    before = tmp_path / "before.yml"
+    Path(inventory(lab())).rename(before)
+    after = inventory(lab().pool("decode", args={"max_num_seqs": 8}, env={"HF_HOME": "s3cret"}))
+    result = run("diff", "-i", str(before), "-i", after)
+    assert result.exit_code == 0
+    for seen in ("restart", "decode-rack1-05-0", "max_num_seqs", "HF_HOME"):
+        assert seen in result.stdout
+    assert "prefill-rack1-04-0 " not in result.stdout
+    assert "s3cret" not in result.stdout
+    changes = json.loads(run("diff", "-i", str(before), "-i", after, "--json").stdout)["changes"]
+    assert [c["engine"] for c in changes if c["action"] == "restart"] == ["decode-rack1-05-0"]
+    assert "Nothing would change" in run("diff", "-i", str(before), "-i", str(before)).stdout
+    assert run("diff", "-i", after).exit_code == 2
+
+
+def test_diff_refuses_a_wrong_inventory(inventory, tmp_path):
+    before = tmp_path / "before.yml"
+    Path(inventory(lab())).rename(before)
+    result = run("diff", "-i", str(before), "-i", inventory(lab().pool("decode", args={"port": 1})))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "owned-argument" in result.stderr
+
+
+def test_an_accepted_break_of_a_rule_is_shown_with_its_reason(inventory):
+    fleet = lab().pool("decode", enable_expert_parallel=True)
+    reason = "an experiment of the kernel team"
+    fleet.everywhere(fleet_rule_overrides={"expert-parallel-needs-gpu": reason})
+    result = run("validate", "-i", inventory(fleet))
+    assert result.exit_code == 0
+    assert "OVERRIDDEN expert-parallel-needs-gpu" in result.stderr
+    assert f"accepted because: {reason}" in result.stderr

@@ -1,9 +1,19 @@
-"""Acceptance test of the image `vllm-nixl`: the locked versions are there and import, and the CLI runs."""
+"""Acceptance test of the image `vllm-nixl`: the locked versions are there and import, and the CLI runs.
 
+The arguments of `vllm serve` are those on record, by which an inventory is judged.
+"""
+
+import hashlib
 import importlib
 import importlib.metadata
+import json
 import os
 import subprocess
+
+ARGUMENTS = {  # vLLM's version: sha256 of the arguments in src/vllm_fleet/vllm_arguments/VERSION.json
+    "0.32.0": "",
+    "0.33.0": "",
+}
 
 problems = []
 for pin in os.environ["LOCK"].split():
@@ -33,6 +43,18 @@ for words in (["--version"], ["serve", "--help=all"]):
         problems.append(f"vllm {' '.join(words)}: status {done.returncode}: {done.stderr[-2000:]}")
     elif words[0] == "serve" and "--kv-transfer-config" not in done.stdout:
         problems.append("vllm serve --help=all does not know --kv-transfer-config")
+
+done = subprocess.run(["vllm-arguments"], capture_output=True, text=True, timeout=300, check=False)
+if done.returncode:
+    problems.append(f"vllm-arguments: status {done.returncode}: {done.stderr[-2000:]}")
+else:
+    record = json.loads(done.stdout)
+    digest = hashlib.sha256(json.dumps(record["arguments"], sort_keys=True).encode()).hexdigest()
+    if ARGUMENTS.get(record["version"]) != digest:
+        problems.append(
+            f"the arguments of vLLM {record['version']} have the digest {digest}, which is not on record; "
+            "record them again, as docs/images.md says"
+        )
 
 if problems:
     raise SystemExit("the image is not accepted:\n  " + "\n  ".join(problems))

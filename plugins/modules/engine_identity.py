@@ -380,7 +380,7 @@ def main() -> None:
     specs = module.params["engines"]
     containers = inspect(module, [spec["container"] for spec in specs if spec["container"]])
     engines = [Engine(spec, containers.get(spec["container"]), module.params["timeout"]) for spec in specs]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         engines = list(pool.map(Engine.look, engines))
     outcome: dict[str, Any] = {"changed": False, "engines": [engine.outcome for engine in engines]}
     differences = [f"{one.name}: {difference}" for one in engines for difference in one.differences]

@@ -189,7 +189,11 @@ def test_an_ipv6_address_is_bracketed_in_urls_and_bare_elsewhere():
 
 
 def test_the_operators_values_win_over_defaults():
-    fleet = lab().pool("decode", args={"dtype": "auto"}).pool("prefill", args={"dtype": "auto"}, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    fleet = (
+        lab()
+        .pool("decode", args={"dtype": "auto"})
+        .pool("prefill", args={"dtype": "auto"}, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    )
     member = member_of(fleet.everywhere(fleet_shm_size="2g"))
     assert member["args"]["dtype"] == "auto"
     assert member["env"]["VLLM_CPU_KVCACHE_SPACE"] == "2"

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fleets import Fleet, gpu, lab
+from typer.testing import CliRunner
 
+from vllm_fleet.cli import app
+from vllm_fleet.inventory import (
+    FLEET_WIDE,
+    OWNED_ARGS,
+    OWNED_ENV,
+    OWNED_ROUTER_ARGS,
+    PER_HOST,
+    REFUSED_ARGS,
+    External,
+    Pool,
+)
 from vllm_fleet.rules import RULES
 
 
@@ -322,3 +335,39 @@ def test_every_rule_says_all_it_should():
     assert len({rule.id for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert all((rule.sentence, rule.reason, rule.source, rule.remedy)), rule.id
+
+
+def test_the_reference_is_what_the_command_prints():
+    reference = Path(__file__).parents[2] / "docs/reference/rules.md"
+    result = CliRunner().invoke(app, ["rules", "--markdown"])
+    assert result.exit_code == 0
+    assert reference.read_text() == result.stdout, (
+        "run `vllm-fleet rules --markdown > docs/reference/rules.md`"
+    )
+
+
+def test_the_reference_has_an_anchor_for_every_rule_and_says_which_may_be_overridden():
+    text = CliRunner().invoke(app, ["rules", "--markdown"]).stdout
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+    assert list(sections) == [rule.id for rule in RULES]
+    for rule in RULES:
+        assert f"(#{rule.id})" in text
+        kind = rule.severity.value.capitalize() + ", may be overridden" * rule.overridable
+        assert f"\n- {kind}\n" in sections[rule.id]
+        assert all(
+            part in sections[rule.id] for part in (rule.sentence, rule.reason, rule.source, rule.remedy)
+        )
+
+
+def test_rules_are_printed_in_one_form():
+    result = CliRunner().invoke(app, ["rules", "--markdown", "--json"])
+    assert result.exit_code == 2
+    assert "exclude each other" in result.output
+
+
+def test_every_variable_and_key_is_documented():
+    text = (Path(__file__).parents[2] / "docs/inventory.md").read_text()
+    rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    assert rows >= FLEET_WIDE | PER_HOST | Pool.model_fields.keys()
+    for name in {*OWNED_ARGS, *REFUSED_ARGS, *OWNED_ENV, *OWNED_ROUTER_ARGS, *External.model_fields}:
+        assert f"`{name}`" in text or f"    {name}: " in text, name

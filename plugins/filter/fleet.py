@@ -7,12 +7,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from vllm_fleet.comparison import change_lines, compare_running
 from vllm_fleet.identity import expected_external, expected_members
-from vllm_fleet.inventory import PREFIX
 from vllm_fleet.kv import kv_bytes_per_token
-from vllm_fleet.loading import Loaded, compute
-from vllm_fleet.planning import plan
 from vllm_fleet.problems import Problems, plain, text_of
 from vllm_fleet.proof import proof_pairs, proof_rounds
 from vllm_fleet.registration import compare_registrations, registration
@@ -21,6 +17,11 @@ from vllm_fleet.status import learned, status_rows, status_table
 
 
 def fleet_check(hostvars: Any, groups: Any) -> dict[str, Any]:
+    # Ansible loads this file anew for each task and host that uses any filter; these imports take 0.1 s.
+    from vllm_fleet.inventory import PREFIX
+    from vllm_fleet.loading import Loaded, compute
+    from vllm_fleet.planning import plan
+
     _require(hostvars, Mapping, "fleet_check", "hostvars, a mapping of hosts to variables")
     _require(groups, Mapping, "fleet_check", "groups, a mapping of groups to hosts")
     problems = Problems()
@@ -114,6 +115,8 @@ def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
 
 
 def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+    from vllm_fleet.comparison import change_lines, compare_running
+
     name = "fleet_changes"
     _require_plan(plan, name)
     _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/diff.yml learned there")

@@ -24,6 +24,7 @@ from vllm_fleet.placement import GPUS, Engine, Served
 from vllm_fleet.problems import Path, Rule, is_vaulted, origin_at, plain
 from vllm_fleet.settings import CPU_DTYPE, KV_ROLES
 
+PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
 LOWEST_PORT = 1024
 FEWEST_EPHEMERAL = 1000
 LONGEST_NAME = 180
@@ -110,6 +111,9 @@ def check_topology(fleet: Fleet) -> None:
         if len(hosts) != 1:
             what = f"it has {len(hosts)}" if group in fleet.groups else "there is no such group"
             fleet.problems.add(rule, what, group=group, value=hosts or None)
+    for group in PLAN_GROUPS:
+        if group in fleet.groups:
+            fleet.problems.add(rules.RESERVED_GROUP, "the plan makes a group of this name", group=group)
     if v.accelerator == "cpu" and v.kv_transport != "tcp":
         fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
     _check_hosts(fleet)

@@ -126,7 +126,7 @@ class FakeSystemd:
 
     def run_command(self, _module: Any, command: list[str], **_more: Any) -> tuple[int, str, str]:
         if command[0] == "journalctl":
-            return 0, self.journal, ""
+            return 0, "".join(f"{json.dumps({'MESSAGE': line})}\n" for line in self.journal.splitlines()), ""
         if command[0] == "docker":
             return (*self.docker, "")
         states = self.states.get(command[-1])

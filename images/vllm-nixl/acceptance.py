@@ -11,8 +11,8 @@ import os
 import subprocess
 
 ARGUMENTS = {  # vLLM's version: sha256 of the arguments in src/vllm_fleet/vllm_arguments/VERSION.json
-    "0.32.0": "",
-    "0.33.0": "",
+    "0.32.0": "fdbe430fe434fc0271f3abb865afd37df1dafa96e6306d7067736295f9dc9a00",
+    "0.33.0": "f5c5659db293411016c05a985d2686bb1365e5720577089cb3a9ce0b7cf3870f",
 }
 
 problems = []

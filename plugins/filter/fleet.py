@@ -83,13 +83,13 @@ def fleet_proof_rounds(plan: Any) -> list[list[int]]:
     return proof_rounds(plain(plan))
 
 
-def fleet_expected_members(plan: Any, host: Any, image_id: Any) -> list[dict[str, Any]]:
+def fleet_expected_members(plan: Any, host: Any, registrations: Any) -> list[dict[str, Any]]:
     name = "fleet_expected_members"
     _require_plan(plan, name)
     _require(host, str, name, "the host's name")
-    _require(image_id, str, name, "the image id as text")
+    _require(registrations, Mapping, name, "a mapping of hosts to their local facts")
     try:
-        return expected_members(plain(plan), plain(host), plain(image_id))
+        return expected_members(plain(plan), plain(host), plain(registrations))
     except KeyError as error:
         raise AnsibleFilterError(f"{name}: the plan has no host {error}.") from None
 

@@ -116,7 +116,7 @@ summary:
 
 import threading
 import time
-from datetime import datetime, timezone
+from calendar import timegm
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
@@ -166,8 +166,7 @@ class Watched:
             self.seen = "its container does not run; it waits for the other members of its engine"
             return
         # 2026-01-31T23:59:59.123456789Z: more digits than Python reads.
-        since = datetime.fromisoformat(started[:19] + "+00:00")
-        seconds = (datetime.now(timezone.utc) - since).total_seconds()
+        seconds = time.time() - timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
         self.ready = seconds >= self._module.params["alive"]
         self.seen = f"its container has run for {seconds:.0f} s"
 

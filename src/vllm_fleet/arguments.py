@@ -165,10 +165,10 @@ def config_file(record: Record | None, args: Mapping[str, Any]) -> dict[str, Any
         argument, on = _find(record, head)
         if key:
             found[head] = _merged(found.get(head, {}), _nested(key, value))
-        elif not isinstance(value, bool) or (argument and not argument.is_flag):
+        elif record is None and value is False:
+            found[f"no_{head}"] = True
+        elif argument is None or not argument.is_flag or not isinstance(value, bool):
             found[head] = value
-        elif argument is None:
-            found[head if value else f"no_{head}"] = True
         elif value is on:
             found[argument.name] = True
         elif argument.off:

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_fleet.registration import registered_engines
+
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def expected_members(plan: Mapping[str, Any], host: str, image_id: str) -> list[dict[str, Any]]:
+def expected_members(
+    plan: Mapping[str, Any], host: str, registrations: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Parameter `engines` of engine_identity for the members on a host of the fleet.
+
+    Args:
+        plan: the plan.
+        host: one of its hosts.
+        registrations: host -> its local facts; an engine that is not registered has no image to be compared.
 
     Raises:
         KeyError: the plan has no such host.
 
     """
     engines = {engine["name"]: engine for engine in plan["engines"]}
+    images = {place: fact.get("image_id") for place, fact in registered_engines(registrations).items()}
     return [
-        _member(plan, engines[member["engine"]], member, image_id)
+        _member(plan, engine, member, images.get((engine["head"], engine["name"])))
         for member in plan["hosts"][host]["members"]
+        for engine in [engines[member["engine"]]]
     ]
 
 
@@ -42,7 +53,7 @@ def expected_external(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _member(
-    plan: Mapping[str, Any], engine: Mapping[str, Any], member: Mapping[str, Any], image_id: str
+    plan: Mapping[str, Any], engine: Mapping[str, Any], member: Mapping[str, Any], image_id: str | None
 ) -> dict[str, Any]:
     operators = set(member["operator_env"])
     return {

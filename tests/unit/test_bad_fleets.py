@@ -21,7 +21,10 @@ FOLDER = Path(__file__).parents[1] / "bad_fleets"
 FILES = sorted(FOLDER.glob("*.yml"))
 MARK = re.compile(r"(?P<key>[^:]+:) .*?\s+# right: (?P<right>.+)")
 NO_LINE = "(no such line)"
-UNSHOWN: dict[str, str] = {}
+UNSHOWN = {"arguments-not-recorded": "the arguments of both of the image's variants are on record"}
+"""Rules that no inventory can break in this version."""
+NOT_WIRED = ("unknown-argument", "argument-value", "deprecated-argument")
+"""Rules whose check is not called yet. Their first test then says XPASS: take the id out."""
 NEEDED_TO_GO_ON = {
     "inventory-unreadable": "there are no hosts to judge",
     "value-unreadable": "the value is missing, and that is a problem of its own",
@@ -75,8 +78,10 @@ def right(bad, tmp_path) -> Path:
     return tmp_path / "hosts.yml"
 
 
-def test_a_bad_fleet_is_refused_by_its_rule_alone(bad):
+def test_a_bad_fleet_is_refused_by_its_rule_alone(bad, request):
     rule = BY_ID[rule_of(bad)]
+    if rule.id in NOT_WIRED:
+        request.applymarker(pytest.mark.xfail(strict=True))
     document = judge("validate", bad)
     if rule.severity == "error":
         assert (errors(document), document["exit"]) == ({rule.id}, 1)

@@ -228,6 +228,7 @@ def test_a_member_that_comes_again_replaces_its_old_connection(engine):
         engine.start("decode.1")
         while old.recv(100):
             pass
+    assert "silent" not in engine.log("decode")
     engine.start("decode.2")
     engine.all_run()
 
@@ -383,6 +384,27 @@ def test_deaths_at_the_same_time_have_one_verdict(running):
     assert running.state("decode") == running.state("decode.1") == running.state("decode.2")
 
 
+def test_the_first_report_counts(running):
+    running.running["decode"].send_signal(signal.SIGSTOP)
+    for name in ("decode.2", "decode.1"):
+        running.end_child(name, 3)
+        eventually(lambda name=name: not alive(running.child(name)))
+        time.sleep(0.2)
+    running.running["decode"].send_signal(signal.SIGCONT)
+    assert running.all_end() == {1}
+    assert {running.state(name)["member"] for name in NAMES} == {"decode.2"}
+
+
+def test_a_death_is_passed_on_between_two_heartbeats(engine):
+    engine.settings |= {"heartbeat": 30, "silence": 90}
+    engine.start("decode")
+    eventually(lambda: "waiting for" in engine.log("decode"))
+    engine.start("decode.1", "decode.2")
+    engine.all_run()
+    engine.end_child("decode.1", 1)
+    assert engine.all_end(seconds=5) == {1}
+
+
 def test_head_and_member_killed_at_the_same_time(running):
     for name in ("decode", "decode.1"):
         running.running[name].kill()
@@ -431,10 +453,13 @@ def test_who_is_back_early_waits_until_all_commands_are_gone(running):
     running.end_child("decode.1", 1)
     running.all_end("decode.1")
     running.start("decode.1")
-    assert running.running["decode"].poll() is None
+    time.sleep(0.5)
+    assert running.running["decode"].poll() is None  # it waits for its deaf command
+    running.all_end("decode", "decode.2")
     eventually(lambda: running.log("decode.1").endswith("(Connection refused)\n"))
     assert running.child("decode.1") is None
-    running.all_end("decode", "decode.2")
+    running.start("decode", "decode.2")
+    running.all_run()
 
 
 def test_a_state_file_that_cannot_be_written_stops_nothing(engine):

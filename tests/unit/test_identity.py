@@ -6,13 +6,15 @@ import pytest
 from fleets import lab
 
 from vllm_fleet.identity import expected_external, expected_members
+from vllm_fleet.registration import registration
 
 P, D = "rack1-04", "rack1-05"
 
 
 def test_a_member_is_expected_as_planned():
     plan = lab().plan()
-    (spec,) = expected_members(plan, P, "sha256:1")
+    facts = {P: {"x": registration(plan, f"prefill-{P}-0", "sha256:1")}}
+    (spec,) = expected_members(plan, P, facts)
     (member,) = plan["hosts"][P]["members"]
     for key in ("engine", "url", "unit", "container", "args"):
         assert spec[key] == member[key]
@@ -32,9 +34,10 @@ def test_a_member_is_expected_as_planned():
 
 def test_the_operators_own_variables_are_not_shown():
     fleet = lab().pool("prefill", env={"HF_HOME": "secret", "VLLM_SERVER_DEV_MODE": "1"})
-    (spec,) = expected_members(fleet.plan(), P, "sha256:1")
+    (spec,) = expected_members(fleet.plan(), P, {})
     assert "HF_HOME" not in spec["env"]
     assert spec["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert spec["image_id"] is None, "it is not registered"
     assert spec["server_info"] is True
 
 
@@ -43,13 +46,15 @@ def test_a_headless_member_has_no_url_and_the_engines_sizes():
     plan = fleet.pool(
         "decode", gpus=2, nnodes=2, data_parallel_size=2, env={"VLLM_SERVER_DEV_MODE": "1"}
     ).plan()
-    (spec,) = expected_members(plan, "rack1-06", "sha256:1")
+    facts = {D: {"x": registration(plan, f"decode-{D}-0", "sha256:1")}}
+    (spec,) = expected_members(plan, "rack1-06", facts)
+    assert spec["image_id"] == "sha256:1", "its head's host knows"
     assert (spec["engine"], spec["member"]) == (f"decode-{D}-0", f"decode-{D}-0.1")
     assert (spec["url"], spec["server_info"]) == (None, False)
     assert (spec["expected"]["data_parallel_size"], spec["expected"]["nnodes"]) == (2, 2)
     assert spec["expected"]["kv_role"] == "kv_consumer"
     with pytest.raises(KeyError):
-        expected_members(plan, "elsewhere", "sha256:1")
+        expected_members(plan, "elsewhere", {})
 
 
 def test_an_engine_of_others_is_expected_as_the_inventory_says():

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vllm_fleet import model, placement, rules
+from vllm_fleet import arguments, model, placement, rules
 from vllm_fleet.inventory import (
     OWNED_ENV,
     REGISTRY_GROUP,
@@ -18,6 +18,7 @@ from vllm_fleet.inventory import (
     ROUTER_GROUP,
     Fleet,
     IPAddress,
+    is_owned,
     usable_address,
 )
 from vllm_fleet.placement import GPUS, Engine, Served
@@ -50,6 +51,12 @@ IN_HANDSHAKE = (
 """Arguments that NIXL's compatibility hash follows from, besides the model's (vLLM 0.32.0)."""
 HANDSHAKE_DEFAULTS = {"dtype": "auto", "kv_cache_dtype": "auto", "disable_hybrid_kv_cache_manager": False}
 IN_HANDSHAKE_ENV = ("VLLM_KV_CACHE_LAYOUT", "VLLM_ATTENTION_BACKEND", "VLLM_SSM_CONV_STATE_LAYOUT")
+OF_ARGUMENT = {
+    "unknown": rules.UNKNOWN_ARGUMENT,
+    "value": rules.ARGUMENT_VALUE,
+    "abbreviated": rules.DEPRECATED_ARGUMENT,
+    "deprecated": rules.DEPRECATED_ARGUMENT,
+}
 OTHER_ALL2ALL = ("deepep", "mori", "moonep", "pplx", "naive")
 CONTRADICTIONS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # variable, values (a pattern), transports that it contradicts, only for engines over several hosts
@@ -71,6 +78,7 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     _check_ports(fleet, engines)
     _check_external(fleet)
     _check_router(fleet)
+    _check_arguments(fleet)
     kinds = list(_kinds(fleet, engines))
     for engine in kinds:
         _check_settings(fleet, engine)
@@ -79,6 +87,40 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     _check_interfaces(fleet, engines)
     _check_tensor_parallel(fleet, engines)
     _check_pairs(fleet, kinds)
+
+
+def _check_arguments(fleet: Fleet) -> None:
+    """Names and values of `args` against the argument parser of the image's vLLM."""
+    record = arguments.record(fleet.vllm_version)
+    if record is None:
+        what = f"vLLM {fleet.vllm_version} has no record; there are {', '.join(arguments.records())}"
+        fleet.report(rules.ARGUMENTS_NOT_RECORDED, what, ("fleet_image_variant",))
+        return
+    for pool, sizes in fleet.pools.items():
+        for name, finding in _findings(record, sizes.args):
+            path: Path = ("fleet_pools", pool, "args", name)
+            rule, value = OF_ARGUMENT[finding.kind], sizes.args[name]
+            fleet.report(rule, finding.what, path, value=value, remedy=finding.remedy)
+    for host in fleet.hosts.values():
+        for pool, override in host.vars.pool_overrides.items():
+            for name, finding in _findings(record, override.args):
+                path = ("fleet_pool_overrides", pool, "args", name)
+                fleet.problems.add(
+                    OF_ARGUMENT[finding.kind],
+                    finding.what,
+                    path=path,
+                    value=override.args[name],
+                    host=host.name,
+                    source=host.raw[path[0]],
+                    remedy=finding.remedy,
+                )
+
+
+def _findings(record: arguments.Record, args: Mapping[str, Any]) -> Iterator[tuple[str, arguments.Finding]]:
+    """What is wrong with arguments that are the operator's to set; the others have been reported."""
+    for name, value in args.items():
+        if not is_owned(name) and (finding := arguments.check_argument(record, name, value)):
+            yield name, finding
 
 
 def _kinds(fleet: Fleet, engines: Iterable[Engine]) -> Iterator[Engine]:
@@ -106,6 +148,13 @@ def check_topology(fleet: Fleet) -> None:
             fleet.report(rules.UNKNOWN_GROUP, "no such group", path, value=pool.hosts, group=pool.hosts)
         elif not fleet.groups[pool.hosts]:
             fleet.report(rules.EMPTY_GROUP, "it has no hosts", path, value=pool.hosts, group=pool.hosts)
+    _check_groups(fleet)
+    if v.accelerator == "cpu" and v.kv_transport != "tcp":
+        fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
+    _check_hosts(fleet)
+
+
+def _check_groups(fleet: Fleet) -> None:
     for group, rule in ((ROUTER_GROUP, rules.ROUTER_GROUP), (REGISTRY_GROUP, rules.REGISTRY_GROUP)):
         hosts = fleet.groups.get(group, [])
         if len(hosts) != 1:
@@ -114,9 +163,6 @@ def check_topology(fleet: Fleet) -> None:
     for group in PLAN_GROUPS:
         if group in fleet.groups:
             fleet.problems.add(rules.RESERVED_GROUP, "the plan makes a group of this name", group=group)
-    if v.accelerator == "cpu" and v.kv_transport != "tcp":
-        fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
-    _check_hosts(fleet)
 
 
 def _check_hosts(fleet: Fleet) -> None:

@@ -595,6 +595,19 @@ def _check_router_args(fleet: Fleet, args: Any) -> None:
             )
 
 
+def argument_name(key: str) -> str:
+    """The argument that a key of `args` names: with underscores, and long."""
+    name = key.lstrip("-").replace("-", "_")
+    return SHORT_ARGS.get(name, name)
+
+
+def is_owned(key: str) -> bool:
+    """Whether an argument is not the operator's to set in `args`."""
+    name = argument_name(key)
+    owned = name in REFUSED_ARGS or name.partition(".")[0] in OWNED_ARGS
+    return owned or name.startswith("data_parallel")
+
+
 def _check_pool_contents(
     pool: Any, path: Path, raw: Mapping[str, Any], problems: Problems, host: str | None = None
 ) -> None:
@@ -616,8 +629,7 @@ def _check_pool_contents(
 
     seen: dict[str, str] = {}
     for key, value in pool["args"].items() if isinstance(pool.get("args"), dict) else ():
-        name = key.lstrip("-").replace("-", "_")
-        name = SHORT_ARGS.get(name, name)
+        name = argument_name(key)
         if name in seen:
             report(rules.REPEATED_ARGUMENT, f"the same argument as {seen[name]}", "args", key, value=value)
         seen[name] = key

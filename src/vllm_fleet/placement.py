@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fleet import rules
+from vllm_fleet.arguments import config_file, record
 from vllm_fleet.inventory import External, Fleet, Host, IPAddress, Pool, Role, Sizes
 from vllm_fleet.problems import Path, Rule
 
@@ -49,6 +50,8 @@ class Engine:
     devices: range
     expert_parallel: bool
     args: Mapping[str, Any]
+    written: Mapping[str, Any]
+    """The arguments as they stand in vLLM's file."""
     env: Mapping[str, str]
 
     @property
@@ -111,8 +114,10 @@ def place(fleet: Fleet) -> list[Engine]:
     """
     used: dict[str, int] = defaultdict(int)
     engines: list[Engine] = []
+    known = record(fleet.vllm_version)
     for name, pool in fleet.pools.items():
         hosts, shared = fleet.groups.get(pool.hosts, []), arguments(pool.args)
+        shared_written = config_file(known, shared)
         position = 0
         while position < len(hosts):
             head = fleet.hosts[hosts[position]]
@@ -122,7 +127,10 @@ def place(fleet: Fleet) -> list[Engine]:
             position += len(nodes)
             if shape is None or not _check_shape(fleet, name, pool, override, shape, nodes):
                 continue
-            args = shared | arguments(override.args) if override.args else shared
+            args, written = shared, shared_written
+            if override.args:
+                args = shared | arguments(override.args)
+                written = config_file(known, args)
             env = pool.env | override.env if override.env else pool.env
             for _ in range(override.engines_per_host or pool.engines_per_host or 1):
                 start = max(used[node] for node in nodes)
@@ -141,6 +149,7 @@ def place(fleet: Fleet) -> list[Engine]:
                             devices,
                             pool.enable_expert_parallel,
                             args,
+                            written,
                             env,
                         )
                     )

@@ -18,6 +18,7 @@ UCX_TLS = {
 CPU_DTYPE = "float32"  # bfloat16 died with SIGILL at the first forward
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 MOST_API_SERVERS = 4
+ALLOCATOR = "enable_cumem_allocator"
 ONLY_ON_HEAD = ("api_server_count",)
 """Arguments that `vllm serve --headless` refuses."""
 
@@ -65,14 +66,14 @@ def serve_arguments(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if v.accelerator == "cpu":
         args["dtype"] = CPU_DTYPE
-    if v.kv_transport == "nvlink" and engine.role in KV_ROLES:
+    if v.kv_transport == "nvlink" and engine.role in KV_ROLES and ALLOCATOR not in engine.args:
         # Plain CUDA allocations cannot be exported over NVLink to another host; KV would silently take TCP.
-        args["enable_cumem_allocator"] = True
+        args[ALLOCATOR] = True
     if engine.shape.dp > 1:
-        # vLLM's default is one for each rank. Each scrape of /metrics reads ranks x servers files inside a server:
+        # The default is one for each rank. A scrape of /metrics reads ranks x servers files inside a server;
         # with 64 of each that takes longer than Prometheus waits.
         args["api_server_count"] = min(engine.shape.dp, MOST_API_SERVERS)
-    args |= engine.args
+    args |= engine.written
     args |= {
         "model": v.model.path,
         "served_model_name": v.model.served_name,

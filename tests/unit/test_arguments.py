@@ -105,6 +105,13 @@ def test_the_versions_on_record():
     assert (len(OLD.arguments), len(NEW.arguments)) == (316, 320)
 
 
+def test_versions_are_in_order(monkeypatch, tmp_path):
+    for name in ("0.10.0.json", "0.9.1.json", "0.9.0.json", "README.md"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("vllm_fleet.arguments.RECORDS", tmp_path)
+    assert records() == ("0.9.0", "0.9.1", "0.10.0")
+
+
 def test_what_is_recorded_of_an_argument():
     length = OLD.arguments["max_model_len"]
     assert (length.kind, length.default, length.choices) == ("int_or_auto", None, None)
@@ -166,6 +173,7 @@ def test_the_acceptance_test_of_the_image_knows_the_records():
         ("eplb_config", '{"policy": "x"}', ("value", "in vLLM 0.32.0 eplb_config.policy takes one of default", None)),
         ("kv_events_config.publisher", True, ("value", "in vLLM 0.32.0 kv_events_config.publisher takes one of null, zmq", None)),
         ("attention_config.hisparse_config.x", 1, ("unknown", "in vLLM 0.32.0 attention_config.hisparse_config has no key x", None)),
+        ("attention_config.hisparse_config", 1, ("value", "in vLLM 0.32.0 attention_config.hisparse_config takes a mapping or null", None)),
         ("max_num_seqs.x", 1, ("value", "in vLLM 0.32.0 max_num_seqs takes a whole number", None)),
         ("log_config_file", "/x", ("deprecated", "vLLM 0.32.0 says: --log-config-file is deprecated and will be removed in v0.33.0", "Use --logging-config.pylogging_config_file instead.")),
         ("disable_cascade_attn", "x", ("value", "in vLLM 0.32.0 disable_cascade_attn takes true or false", None)),
@@ -178,7 +186,7 @@ def test_findings(name, value, finding):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_model_len", "32k"), ("max_model_len", "Auto"), ("max_model_len", -1), ("max_num_batched_tokens", "1.5k"),
+        ("max_model_len", "32k"), ("max_model_len", " 32k "), ("max_model_len", "Auto"), ("max_model_len", -1), ("max_num_batched_tokens", "1.5k"),
         ("enable_prefix_caching", False), ("no-enable-prefix-caching", True), ("aggregate_engine_logging", False),
         ("hf_token", True), ("moe_backend", "FlashInfer-TRTLLM"), ("speculative_config", {"method": "x"}),
         ("hf_overrides", {"a": {"b": 1}}), ("hf_overrides.a.b", 1), ("allowed_origins", '["*"]'),
@@ -358,6 +366,7 @@ def parser():
         (["--x"], {"type": lambda word: word.lower().replace("-", "_")}, {"kind": "text", "normalized": True, "default": None}),
         (["--x"], {"type": lambda word: word.split(",")}, {"kind": "any", "default": None}),
         (["--x"], {"action": "store_true"}, {"kind": "switch", "default": False}),
+        (["--x"], {"action": "store_true", "default": None}, {"kind": "any", "default": None}),
         (["--x"], {"action": argparse.BooleanOptionalAction, "default": None}, {"kind": "flag", "default": None, "off": ["no_x"]}),
         (["--enable-x"], {"action": EnableDisable}, {"kind": "flag", "default": None, "off": ["no_enable_x", "disable_x"]}),
         (["--x"], {"default": argparse.SUPPRESS}, {"kind": "text", "default": None, "default_text": "not set"}),

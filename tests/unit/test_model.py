@@ -18,7 +18,14 @@ from model_configs import (
     QWEN3_NEXT,
 )
 
-from vllm_fleet.model import SOURCES, memory_estimate, parallel_findings, transfer_findings, weights_bytes
+from vllm_fleet.model import (
+    SOURCES,
+    Shape,
+    memory_estimate,
+    parallel_findings,
+    transfer_findings,
+    weights_bytes,
+)
 
 GIB = 2**30
 GB200 = 185 * GIB
@@ -173,6 +180,30 @@ def test_a_finding_names_the_numbers():
     assert uneven.what == "256 experts do not divide by 72 expert-parallel ranks"
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (QWEN3_30B_A3B, {0, 1, 2, 3, 4}),
+        (QWEN3_30B_A3B | {"decoder_sparse_step": 2}, {1, 3}),
+        (QWEN3_30B_A3B | {"mlp_only_layers": [1, 9]}, {0, 2, 3, 4}),
+        (without(QWEN3_30B_A3B, "decoder_sparse_step", "mlp_only_layers"), {0, 1, 2, 3, 4}),
+        (DEEPSEEK_V3, {3, 4}),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": 0, "moe_layer_freq": 2}, {0, 2, 4}),
+        (GPT_OSS_120B, {0, 1, 2, 3, 4}),
+        (QWEN3_8B, set()),
+        (QWEN3_NEXT, None),
+    ],
+)
+def test_which_of_five_layers_have_experts(config, layers):
+    assert Shape.of(config | {"num_hidden_layers": 5}).moe_layers == layers
+
+
+def test_shared_experts_are_one_mlp():
+    assert Shape.of(DEEPSEEK_V3 | {"n_shared_experts": 3}).shared_width == 3 * 2048
+    assert Shape.of(QWEN3_30B_A3B | {"shared_expert_intermediate_size": 5}).shared_width == 5
+    assert Shape.of(QWEN3_30B_A3B).shared_width is None
+
+
 # --- what NIXL refuses ----------------------------------------------------------------------------
 
 
@@ -262,8 +293,19 @@ def test_parameters_are_those_published(config, parameters):
     assert counted == pytest.approx(parameters, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("q_lora_rank", "queries"), [(1536, 1536 * (7168 + 128 * 192)), (None, 7168 * 128 * 192)]
+)
+def test_a_layer_with_latent_attention(q_lora_rank, queries):
+    dense = without(DEEPSEEK_V3, "quantization_config") | {"q_lora_rank": q_lora_rank}
+    one, two = (weights_bytes(dense | {"num_hidden_layers": layers}) for layers in (1, 2))
+    others = 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168 + 3 * 7168 * 18432
+    assert (two - one) / 2 == queries + others
+
+
 def test_a_quantized_checkpoint_is_as_large_as_its_files():
     assert weights_bytes(GPT_OSS_120B) == pytest.approx(60.8 * GIB, rel=0.01)  # OpenAI's model card
+    assert weights_bytes(quantized(GPT_OSS_120B, quant_method="mxfp4")) == weights_bytes(GPT_OSS_120B)
     assert weights_bytes(DEEPSEEK_V3) == pytest.approx(671e9, rel=0.01)
 
 
@@ -334,7 +376,7 @@ def test_bytes_of_a_plain_weight(change, dtype, expected):
         ),
         without(QWEN3_8B, "num_attention_heads"),
         QWEN3_8B | {"num_key_value_heads": "8"},
-        QWEN3_8B | {"num_hidden_layers": 2**40},
+        QWEN3_8B | {"num_hidden_layers": 10_001},
         without(QWEN3_30B_A3B, "moe_intermediate_size"),
         without(QWEN3_30B_A3B, "num_experts"),
         QWEN3_30B_A3B | {"mlp_only_layers": 1},
@@ -471,6 +513,13 @@ def test_embeddings_are_at_both_ends_of_a_pipeline():
     assert weights_bytes(two) - weights_bytes(tied) == embedding
     assert estimate(two, pp=2).weights_bytes == estimate(tied, pp=2).weights_bytes
     assert estimate(two, pp=2).weights_bytes * 2 == weights_bytes(two)
+
+
+def test_layers_left_over_are_not_given_to_the_last_stage():
+    """One, one, two and one: the output's embedding is at the end."""
+    layer = 2 * (4096 * 128 * 2 * (32 + 8) + 3 * 4096 * 12288)
+    found = estimate(QWEN3_8B | {"num_hidden_layers": 5}, pp=4)
+    assert found.weights_bytes == layer + 2 * 151936 * 4096
 
 
 # --- whatever comes -------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ KEY_TYPES: dict[str, TypeAdapter[Any]] = {
     "null": TypeAdapter(None),
 }
 """vLLM's configurations are pydantic's, which takes "1" and 1.0 for an int but no number for a text."""
-UNIT = re.compile(r"(\d{1,300}(?:\.\d+)?)([kmgtKMGT])")
+UNIT = re.compile(r"(\d{1,30}(?:\.\d+)?)([kmgtKMGT])")
 """Small letters are powers of 1000 and may follow a fraction, capitals are powers of 1024."""
 
 
@@ -112,8 +112,8 @@ class Record:
 class Finding:
     """What is wrong with an argument. Its value is not quoted, because it may be a secret.
 
-    With "unknown" and "value" vLLM would not start, or drop what is written, or take it for the model's name.
-    What is "abbreviated" or "deprecated" this version takes.
+    With "unknown" and "value" vLLM would not start, or would drop what is written, or take it for the model's
+    name. What is "abbreviated" or "deprecated" it takes.
     """
 
     kind: Literal["unknown", "value", "abbreviated", "deprecated"]

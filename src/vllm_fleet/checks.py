@@ -22,7 +22,7 @@ from vllm_fleet.inventory import (
     usable_address,
 )
 from vllm_fleet.placement import GPUS, Engine, Served
-from vllm_fleet.problems import Path, Rule, is_vaulted, origin_at, plain
+from vllm_fleet.problems import Path, Rule, is_vaulted, origin_at, plain, shown
 from vllm_fleet.settings import CPU_DTYPE, KV_ROLES
 
 PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
@@ -41,6 +41,16 @@ ROUTER_POLICIES = (
     "consistent_hash",
     "sticky_least_loaded",
 )
+SOCKET_ENV = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
+CHANGE_SIZES = {
+    "quantization",
+    "hf_overrides",
+    "cpu_offload_gb",
+    "kv_cache_memory_bytes",
+    "decode_context_parallel_size",
+    "load_format",
+}
+"""Arguments with which the estimate of memory does not hold."""
 IN_HANDSHAKE = (
     "dtype",
     "kv_cache_dtype",
@@ -49,15 +59,17 @@ IN_HANDSHAKE = (
     "speculative_config",
 )
 """Arguments that NIXL's compatibility hash follows from, besides the model's (vLLM 0.32.0)."""
+WITH_DRAFT_KV = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+SYNONYMS = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 HANDSHAKE_DEFAULTS = {"dtype": "auto", "kv_cache_dtype": "auto", "disable_hybrid_kv_cache_manager": False}
-IN_HANDSHAKE_ENV = ("VLLM_KV_CACHE_LAYOUT", "VLLM_ATTENTION_BACKEND", "VLLM_SSM_CONV_STATE_LAYOUT")
+IN_HANDSHAKE_ENV = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
 OF_ARGUMENT = {
     "unknown": rules.UNKNOWN_ARGUMENT,
     "value": rules.ARGUMENT_VALUE,
     "abbreviated": rules.DEPRECATED_ARGUMENT,
     "deprecated": rules.DEPRECATED_ARGUMENT,
 }
-OTHER_ALL2ALL = ("deepep", "mori", "moonep", "pplx", "naive")
+OTHER_ALL2ALL = ("deepep", "mori", "moonep")
 CONTRADICTIONS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     # variable, values (a pattern), transports that it contradicts, only for engines over several hosts
     ("NCCL_MNNVL_ENABLE", r"0", ("nvlink",), True),
@@ -76,7 +88,7 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     _check_addresses(fleet)
     _check_names(fleet, engines)
     _check_ports(fleet, engines)
-    _check_external(fleet)
+    _check_external(fleet, engines)
     _check_router(fleet)
     _check_arguments(fleet)
     kinds = list(_kinds(fleet, engines))
@@ -85,6 +97,7 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
         _check_environment(fleet, engine)
         _check_model(fleet, engine)
     _check_interfaces(fleet, engines)
+    _check_racks(fleet, engines)
     _check_tensor_parallel(fleet, engines)
     _check_pairs(fleet, kinds)
 
@@ -149,6 +162,9 @@ def check_topology(fleet: Fleet) -> None:
         elif not fleet.groups[pool.hosts]:
             fleet.report(rules.EMPTY_GROUP, "it has no hosts", path, value=pool.hosts, group=pool.hosts)
     _check_groups(fleet)
+    if v.image_variant and (v.image_variant == "cpu") != (v.accelerator == "cpu"):
+        what = f"fleet_accelerator is {v.accelerator}"
+        fleet.report(rules.OTHER_VARIANT, what, ("fleet_image_variant",), value=v.image_variant)
     if v.accelerator == "cpu" and v.kv_transport != "tcp":
         fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
     _check_hosts(fleet)
@@ -241,6 +257,13 @@ def _check_settings(fleet: Fleet, engine: Engine) -> None:
 
 def _experts(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
     args = engine.args
+    if str(args.get("prefill_context_parallel_size", 1)) != "1":
+        what = "the plan has no GPUs for more"
+        yield rules.CONTEXT_PARALLEL, "prefill_context_parallel_size", what
+    backend = str(args.get("all2all_backend", ""))
+    if backend.startswith("flashinfer_") and engine.spans and fleet.vars.kv_transport != "nvlink":
+        what = f"the engine spans hosts, and fleet_kv_transport is {fleet.vars.kv_transport}"
+        yield rules.ALL2ALL_BACKEND, "all2all_backend", what
     if args.get("enable_eplb"):
         for wrong, what in (
             (not engine.expert_parallel, "the pool has no enable_expert_parallel"),
@@ -249,7 +272,7 @@ def _experts(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
         ):
             if wrong:
                 yield rules.EPLB, "enable_eplb", what
-    if str(args.get("all2all_backend", "")).startswith(OTHER_ALL2ALL):
+    if backend.startswith(OTHER_ALL2ALL):
         yield rules.ALL2ALL_BACKEND, "all2all_backend", "no wheel of the image has its kernels"
 
 
@@ -257,10 +280,8 @@ def _transfer(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
     args, tp = engine.args, engine.shape.tp
     if args.get("enable_return_routed_experts"):
         yield rules.ROUTED_EXPERTS, "enable_return_routed_experts", f"the engine is a {engine.role}"
-    if args.get("decode_context_parallel_size", 1) not in (1, tp):
+    if str(args.get("decode_context_parallel_size", 1)) not in ("1", str(tp)):
         yield rules.CONTEXT_PARALLEL, "decode_context_parallel_size", f"the tensor-parallel size is {tp}"
-    if engine.role == "decode" and args.get("prefill_context_parallel_size", 1) != 1:
-        yield rules.CONTEXT_PARALLEL, "prefill_context_parallel_size", "the engine is a decode"
     exportable = args.get("enable_cumem_allocator") is not False or args.get("enable_sleep_mode")
     if fleet.vars.kv_transport == "nvlink" and not exportable:
         yield rules.NVLINK_ALLOCATOR, "enable_cumem_allocator", "it is switched off"
@@ -307,7 +328,7 @@ def _check_environment(fleet: Fleet, engine: Engine) -> None:
 def _check_secrets(fleet: Fleet, engine: Engine) -> None:
     """A literal in a file of the inventory; vaulted values and those of a template or a lookup are none."""
     for name in engine.env:
-        if not SECRET_NAME.search(name) or name in OWNED_ENV:
+        if not SECRET_NAME.search(name) or name.endswith(("_PATH", "_FILE")) or name in OWNED_ENV:
             continue
         host = fleet.hosts[engine.head]
         for raw in (host.raw.get("fleet_pool_overrides"), fleet.raw.get("fleet_pools")):
@@ -350,13 +371,20 @@ def _check_model(fleet: Fleet, engine: Engine) -> None:
         fleet.report(rules.OF_MODEL[finding.kind], f"{engine.name}: {finding.what}", path)
     memory = _gpu_memory(fleet, engine)
     utilization = args.get("gpu_memory_utilization", model.DEFAULT_UTILIZATION)
-    if not memory or not isinstance(utilization, float | int):
-        return
     length = args.get("max_model_len")
+    # vLLM may fit the length itself, and of other settings the estimate knows nothing.
+    known = length is None or (isinstance(length, int) and length > 0)
+    if (
+        not memory
+        or not known
+        or not isinstance(utilization, float | int)
+        or not CHANGE_SIZES.isdisjoint(args)
+    ):
+        return
     estimate = model.memory_estimate(
         config,
         gpu_bytes=int(memory * model.GIB),
-        max_model_len=length if isinstance(length, int) and length > 0 else None,
+        max_model_len=length,
         kv_dtype=_text(args.get("kv_cache_dtype")),
         dtype=_text(args.get("dtype")),
         gpu_memory_utilization=float(utilization),
@@ -437,21 +465,27 @@ def _check_pairs(fleet: Fleet, kinds: Sequence[Engine]) -> None:
 
 def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
     def refuse(rule: Rule, name: str, section: str = "args") -> None:
-        p, d = (getattr(engine, section).get(name) for engine in (prefill, decode))
-        wrong, value = (decode, d) if d is not None else (prefill, p)
-        said = [f"{engine.name} has {'no' if v is None else v}" for engine, v in ((prefill, p), (decode, d))]
-        _report(fleet, rule, f"{said[0]} {name}, {said[1]}", wrong, section, name, value)
+        values = [getattr(engine, section).get(name) for engine in (prefill, decode)]
+        wrong, value = (decode, values[1]) if values[1] is not None else (prefill, values[0])
+        # Values of the environment may be secrets, and an argument may be long.
+        said = ["none" if v is None else "another" if section == "env" else shown(plain(v)) for v in values]
+        what = f"{name}: {prefill.name} has {said[0]}, {decode.name} has {said[1]}"
+        _report(fleet, rule, what, wrong, section, name, value)
 
-    unset = HANDSHAKE_DEFAULTS | ({"dtype": CPU_DTYPE} if fleet.vars.accelerator == "cpu" else {})
+    cpu = fleet.vars.accelerator == "cpu"
     for name in IN_HANDSHAKE:
-        if prefill.args.get(name, unset.get(name)) != decode.args.get(name, unset.get(name)):
+        if _hashed(prefill, name, cpu=cpu) != _hashed(decode, name, cpu=cpu):
             refuse(rules.HANDSHAKE, name)
     for name in IN_HANDSHAKE_ENV:
         if prefill.env.get(name) != decode.env.get(name):
             refuse(rules.HANDSHAKE, name, "env")
     p, d = prefill.args.get("block_size"), decode.args.get("block_size")
     if p != d and not (
-        isinstance(p, int) and isinstance(d, int) and d % p == 0 and prefill.shape.tp <= decode.shape.tp
+        isinstance(p, int)
+        and isinstance(d, int)
+        and p > 0
+        and d % p == 0
+        and prefill.shape.tp <= decode.shape.tp
     ):
         refuse(rules.BLOCK_SIZE, "block_size")
     _check_model_pair(fleet, prefill, decode)
@@ -460,21 +494,59 @@ def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
         refuse(rules.SHORTER_DECODE, "max_model_len")
 
 
+def _hashed(engine: Engine, name: str, *, cpu: bool) -> Any:
+    """What the handshake compares of an argument: its meaning, not its spelling."""
+    if name == "speculative_config":
+        return _speculative(engine.args)
+    value = engine.args.get(name, CPU_DTYPE if cpu and name == "dtype" else HANDSHAKE_DEFAULTS.get(name))
+    return SYNONYMS.get(value, value) if isinstance(value, str) else value
+
+
+def _speculative(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is compared of speculative decoding: nothing for methods that keep no KV of their own."""
+    config = args.get("speculative_config")
+    config = dict(config) if isinstance(config, Mapping) else {}
+    config |= {
+        key.partition(".")[2]: value for key, value in args.items() if key.startswith("speculative_config.")
+    }
+    if config.get("method") not in WITH_DRAFT_KV:
+        return None
+    return {key: config.get(key) for key in ("method", "model", "revision")}
+
+
 # --- hosts, names, ports --------------------------------------------------------------------------
 
 
 def _check_interfaces(fleet: Fleet, engines: Sequence[Engine]) -> None:
-    for host in dict.fromkeys(host for engine in engines if engine.spans for host in engine.hosts):
+    wanting = (host for e in engines if e.spans and SOCKET_ENV.isdisjoint(e.env) for host in e.hosts)
+    for host in dict.fromkeys(wanting):
         if not fleet.hosts[host].socket_ifname(fleet.vars.kv_transport):
+            what = "not set; an engine spans this host and others"
+            fleet.problems.add(rules.SOCKET_INTERFACE, what, path=("fleet_socket_ifname",), host=host)
+
+
+def _check_racks(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    """NVLink ends at the rack; hosts that do not say theirs are not judged."""
+    if fleet.vars.kv_transport != "nvlink":
+        return
+    first: tuple[str, str] | None = None
+    for host in dict.fromkeys(host for e in engines if e.spans or e.role in KV_ROLES for host in e.hosts):
+        rack = fleet.hosts[host].vars.rack
+        if rack is None:
+            continue
+        first = first or (rack, host)
+        if rack != first[0]:
             fleet.problems.add(
-                rules.SOCKET_INTERFACE,
-                "not set; an engine spans this host and others",
-                path=("fleet_socket_ifname",),
+                rules.ONE_RACK,
+                f"{first[1]} is in rack {first[0]}",
+                path=("fleet_rack",),
+                value=rack,
                 host=host,
+                source=fleet.hosts[host].raw.get("fleet_rack"),
             )
 
 
-def _check_external(fleet: Fleet) -> None:
+def _check_external(fleet: Fleet, engines: Sequence[Engine]) -> None:
     for name, engine in fleet.vars.external_engines.items():
         path = ("fleet_external_engines", name, "url")
         host, _, port = engine.url.removeprefix("http://").rpartition(":")
@@ -483,8 +555,11 @@ def _check_external(fleet: Fleet) -> None:
             fleet.report(rules.EXTERNAL_URL, why or f"there is no port {port}", path, value=engine.url)
         if not NAME.fullmatch(name):
             fleet.report(rules.NAME_INVALID, "the engine's name has other characters", path[:2], value=name)
-    urls: dict[str, str] = {}
+    urls = {placement.url(fleet, e): e.name for e in engines if fleet.hosts[e.head].address}
     for name, engine in fleet.vars.external_engines.items():
+        if engine.role == "decode" and engine.pipeline_parallel_size > 1:
+            what, path = f"{name} is a decode", ("fleet_external_engines", name, "pipeline_parallel_size")
+            fleet.report(rules.DECODE_PIPELINE, what, path, value=engine.pipeline_parallel_size)
         if (first := urls.setdefault(engine.url, name)) != name:
             path = ("fleet_external_engines", name, "url")
             fleet.report(rules.EXTERNAL_URL, f"{first} has the same", path, value=engine.url)
@@ -543,11 +618,11 @@ def _check_names(fleet: Fleet, engines: Sequence[Engine]) -> None:
 def _check_ports(fleet: Fleet, engines: Sequence[Engine]) -> None:
     v = fleet.vars
     first, last = (int(part) for part in v.ephemeral_ports.split("-"))
-    if last > 65535 or last - first < FEWEST_EPHEMERAL:
+    if last > 65535 or last - first + 1 < FEWEST_EPHEMERAL:
         what = f"it has {max(last - first + 1, 0)} ports" if last <= 65535 else f"there is no port {last}"
         fleet.report(rules.EPHEMERAL_PORTS, what, ("fleet_ephemeral_ports",), value=v.ephemeral_ports)
     spans = any(engine.spans for engine in engines)
-    needed = max((engine.shape.dp for engine in engines), default=1)
+    needed = max((engine.shape.dp for engine in engines if engine.role in KV_ROLES), default=1)
     why = f"the largest data_parallel_size is {needed}"
     if spans and needed < placement.LINK + 1:
         needed, why = placement.LINK + 1, "an engine spans hosts"

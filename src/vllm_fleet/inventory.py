@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from vllm_fleet import rules
 from vllm_fleet.problems import Path, Problems, Rule, is_secret, origin, plain, shown
@@ -172,6 +172,7 @@ type Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=25
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 type EnvValue = Annotated[str, BeforeValidator(_env_text), Field(pattern=r"^[^\n\r\x00]*$")]
 type ArgName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*$")]
+type Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=10, max_length=500)]
 type Arg = Annotated[Any, BeforeValidator(_argument)]
 type RouterArg = Annotated[Any, BeforeValidator(_scalar)]
 
@@ -244,7 +245,7 @@ class FleetVars(_Model):
     kv_mapping: Literal["cached", "per_transfer"] = "cached"
     pools: dict[str, Pool]
     external_engines: dict[str, External] = {}
-    rule_overrides: dict[str, Annotated[str, Field(min_length=10, max_length=500)]] = {}
+    rule_overrides: dict[str, Reason] = {}
     http_port_base: PortNumber = 8000
     side_channel_port_base: PortNumber = 5600
     engine_port_base: PortNumber = 20000

@@ -78,7 +78,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that vLLM refuses: its kind, a key of SOURCES, and what is wrong, without a full stop."""
+    """Something wrong: its kind, a key of SOURCES, and a sentence without a full stop."""
 
     kind: str
     what: str
@@ -181,7 +181,10 @@ def parallel_findings(
     expert_parallel: bool = False,
     eplb_redundant: int | None = None,
 ) -> list[Finding]:
-    """What vLLM refuses when an engine of this shape starts.
+    """What vLLM refuses when an engine of this shape starts. SOURCES says where.
+
+    Only uneven-experts is not refused by vLLM itself: some ranks get one expert more and set the pace, and
+    all-to-all kernels such as DeepEP's want equal numbers.
 
     Args:
         config: the model's config.json.
@@ -223,10 +226,12 @@ def transfer_findings(
     decode_block_size: int | None = None,
     kv_dtype: str | None = None,
 ) -> list[Finding]:
-    """What NIXL refuses between a prefill and a decode engine because of the model, at the first request.
+    """What NIXL refuses between a prefill and a decode engine because of the model. SOURCES says where.
 
-    That one tensor-parallel size divides the other is assumed. MLA keeps the same KV on every rank, so
-    nothing about heads concerns it. Block sizes are judged where both are set.
+    All but hybrid-pipeline, which keeps the prefill engine from starting, shows at the first request. It is
+    assumed that one tensor-parallel size divides the other. MLA keeps the same KV on every rank, so nothing
+    about heads concerns it. Block sizes are judged where both are set; attention kernels that cut blocks into
+    smaller ones may accept what is reported.
     """
     found = []
     kv_heads, state = Shape.of(config).kv_heads, keeps_state(config)

@@ -170,32 +170,32 @@ def _check_shape(
     """Whether engines of this shape can be placed. What they cannot do is reported where the size is set."""
     head = fleet.hosts[nodes[0]]
 
-    def report(rule: Rule, what: str, value: int, *keys: str) -> None:
+    def report(rule: Rule, what: str, *keys: str) -> None:
         for sizes, top in ((override, "fleet_pool_overrides"), (pool, "fleet_pools")):
             for key in keys:
-                if getattr(sizes, key) is not None:
+                if (value := getattr(sizes, key)) is not None:
                     at_host = rule is rules.HOSTS_FOR_ENGINE
                     _report(fleet, rule, what, (top, name, key), value, head, at_host=at_host)
                     return
 
     if pool.role == "decode" and shape.pp > 1:
         what = f"pipeline_parallel_size is {shape.pp}"
-        report(rules.DECODE_PIPELINE, what, shape.pp, "pipeline_parallel_size")
+        report(rules.DECODE_PIPELINE, what, "pipeline_parallel_size")
     _check_overrides(fleet, name, nodes)
     sizes = ("gpus", "tensor_parallel_size", "data_parallel_size")
     each, hosts = shape.gpus_per_node, shape.nnodes
     fewest = min(fleet.hosts[node].vars.gpus_per_host or each for node in nodes)
     if shape.gpus % hosts:
-        report(rules.GPUS_OVER_HOSTS, f"{shape.gpus} GPUs do not divide by {hosts} hosts", shape.gpus, *sizes)
+        report(rules.GPUS_OVER_HOSTS, f"{shape.gpus} GPUs do not divide by {hosts} hosts", *sizes)
     elif shape.dp > 1 and shape.dp % hosts:
         what = f"{shape.dp} data-parallel ranks do not divide by {hosts} hosts"
-        report(rules.RANK_ON_ONE_HOST, what, shape.dp, "data_parallel_size")
+        report(rules.RANK_ON_ONE_HOST, what, "data_parallel_size")
     elif each > fewest:
         what = f"an engine of {shape.gpus} GPUs needs {each} on each of {hosts} hosts, and one has {fewest}"
-        report(rules.TOO_MANY_GPUS, what, hosts, "nnodes", *sizes)
+        report(rules.TOO_MANY_GPUS, what, "nnodes", *sizes)
     elif len(nodes) < hosts:
         what = f"an engine of {shape.gpus} GPUs takes {hosts} hosts; left in the group: {', '.join(nodes)}"
-        report(rules.HOSTS_FOR_ENGINE, what, shape.gpus, *sizes)
+        report(rules.HOSTS_FOR_ENGINE, what, *sizes)
     else:
         return True
     return False
@@ -203,8 +203,9 @@ def _check_shape(
 
 def _check_overrides(fleet: Fleet, pool: str, nodes: Sequence[str]) -> None:
     for node in nodes[1:]:
-        host = fleet.hosts[node]
-        if pool in host.vars.pool_overrides:
+        host, head = fleet.hosts[node], fleet.hosts[nodes[0]]
+        override = host.vars.pool_overrides.get(pool, Sizes())
+        if override not in (Sizes(), head.vars.pool_overrides.get(pool)):
             what, path = f"the engine's head is on {nodes[0]}", ("fleet_pool_overrides", pool)
             fleet.problems.add(rules.OVERRIDE_ON_HEAD, what, path=path, host=node, source=host.raw[path[0]])
 

@@ -227,6 +227,22 @@ OVERRIDE_ON_HEAD = Rule(
     DESIGN,
     "Move it to the engine's first host (`vllm-fleet plan` shows which), or remove it.",
 )
+ONE_RACK = Rule(
+    "one-rack",
+    "With fleet_kv_transport nvlink all prefills and decodes, and the hosts of an engine, are in one rack.",
+    "NVLink ends at the rack: KV would take TCP, and ranks would not find each other.",
+    "GB200 NVL72, facts of its makers",
+    "Take hosts of one rack, declare rdma or tcp, or correct fleet_rack.",
+    overridable=True,
+)
+OTHER_VARIANT = Rule(
+    "image-variant",
+    "The image's variant is one for the fleet's accelerator.",
+    "The other one's engines do not start on these hosts.",
+    "images/vllm-nixl",
+    "Remove fleet_image_variant.",
+    overridable=True,
+)
 SOCKET_INTERFACE = Rule(
     "socket-interface",
     "The hosts of an engine over several hosts say which interface its ranks talk over.",
@@ -261,8 +277,9 @@ EPLB = Rule(
 )
 ALL2ALL_BACKEND = Rule(
     "all2all-backend",
-    "all2all_backend is one whose kernels are in the image.",
-    "DeepEP, MORI and MoonEP are no wheels on PyPI; an engine that asks for them dies when it starts.",
+    "all2all_backend is one whose kernels are in the image and whose links are there.",
+    "DeepEP, MORI and MoonEP are no wheels on PyPI, and FlashInfer's kernels need NVLink between all hosts of the engine; "
+    "an engine that asks for what is not there dies when it starts.",
     "vLLM 0.32.0; PyPI deep-ep 1.0.0 is a source archive of 58 kB",
     "Use allgather_reducescatter, or between GB200 trays flashinfer_nvlink_one_sided or _two_sided.",
     overridable=True,
@@ -304,11 +321,12 @@ BLOCK_SIZE = Rule(
     "The NIXL connector maps each block of the prefill into a block of the decode.",
     NIXL,
     "Set the same block_size for both pools.",
+    overridable=True,
 )
 CONTEXT_PARALLEL = Rule(
     "context-parallel",
-    "prefill_context_parallel_size is 1 on a decode, and decode_context_parallel_size is 1 or the tensor-parallel size.",
-    "The NIXL connector transfers no other division of the sequence.",
+    "prefill_context_parallel_size is 1, and decode_context_parallel_size is 1 or the tensor-parallel size.",
+    "The NIXL connector transfers no other division of the sequence, and the first takes GPUs that the plan does not give.",
     NIXL,
     "Remove it.",
 )
@@ -606,7 +624,8 @@ MEMORY = Rule(
     "Weights and the KV cache of one full sequence fit on each GPU (an estimate, without activations).",
     "vLLM loads the weights, for minutes, and then refuses to start.",
     "vLLM 0.32.0, kv_cache_utils.py, _check_enough_kv_cache_memory",
-    "Use more GPUs, enable_expert_parallel, a smaller max_model_len or a smaller kv_cache_dtype.",
+    "Use more GPUs, enable_expert_parallel, a smaller max_model_len or a smaller kv_cache_dtype. Where the weights are quantized "
+    "and config.json does not say so (hf_quant_config.json), override the rule.",
     overridable=True,
 )
 OF_MODEL: dict[str, Rule] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm_fleet import placement
 from vllm_fleet.inventory import SHM_SIZES, Fleet
+from vllm_fleet.kv import keeps_state
 from vllm_fleet.placement import DATA_PARALLEL_RPC, LINK, MASTER, Engine
 
 UCX_TLS = {
@@ -28,13 +29,24 @@ def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
     v = fleet.vars
     host = fleet.hosts[engine.hosts[rank]]
     address = str(placement.address(fleet, host.name))
-    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # vLLM gives up on a slow rank after 600 s; how long is too long is said once, by the fleet.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(v.start_timeout),
+    }
     if v.accelerator == "cpu":
         # OMP threads bound by two engines to the same cores starve both.
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     elif engine.spans:
         # NCCL would find NVLink between hosts by itself; told so, it fails at once where there is none.
         env["NCCL_MNNVL_ENABLE"] = "1" if v.kv_transport == "nvlink" else "0"
+    if engine.spans and (interface := host.socket_ifname(v.kv_transport)):
+        # gloo takes the address that the host's name resolves to, on Debian 127.0.1.1, unless it is told.
+        env |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
+    if engine.role in KV_ROLES and v.model.config and keeps_state(v.model.config):
+        # The only layout of such a state that NIXL transfers.
+        env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
     env |= engine.env
     env |= {
         "TENSOR_PARALLEL_SIZE": str(engine.shape.tp),
@@ -44,9 +56,6 @@ def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
     }
     if v.accelerator == "cpu":
         env["VLLM_TARGET_DEVICE"] = "cpu"
-    if engine.spans and (interface := host.socket_ifname(v.kv_transport)):
-        # gloo takes the address that the host's name resolves to, on Debian 127.0.1.1, unless it is told.
-        env |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
     if (side_channel := placement.side_channel_base(fleet, engine)) is not None:
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": address,

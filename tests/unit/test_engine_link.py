@@ -390,25 +390,31 @@ def test_deaths_at_the_same_time_have_one_verdict(running):
     assert running.state("decode") == running.state("decode.1") == running.state("decode.2")
 
 
-def test_the_first_report_counts(running):
-    running.running["decode"].send_signal(signal.SIGSTOP)
-    for name in ("decode.2", "decode.1"):
-        running.end_child(name, 3)
-        eventually(lambda name=name: not alive(running.child(name)))
-        time.sleep(0.2)
-    running.running["decode"].send_signal(signal.SIGCONT)
-    assert running.all_end() == {1}
-    assert {running.state(name)["member"] for name in NAMES} == {"decode.2"}
-
-
-def test_a_death_is_passed_on_between_two_heartbeats(engine):
+@pytest.fixture
+def quiet(engine: Engine) -> Engine:
+    """A running engine whose members say only what cannot wait for the next heartbeat."""
     engine.settings |= {"heartbeat": 30, "silence": 90}
     engine.start("decode")
     eventually(lambda: "waiting for" in engine.log("decode"))
     engine.start("decode.1", "decode.2")
     engine.all_run()
-    engine.end_child("decode.1", 1)
-    assert engine.all_end(seconds=5) == {1}
+    return engine
+
+
+def test_a_death_is_passed_on_between_two_heartbeats(quiet):
+    quiet.end_child("decode.1", 1)
+    assert quiet.all_end(seconds=5) == {1}
+
+
+def test_the_first_report_counts(quiet):
+    quiet.running["decode"].send_signal(signal.SIGSTOP)
+    for name in ("decode.2", "decode.1"):
+        quiet.end_child(name, 3)
+        eventually(lambda name=name: not alive(quiet.child(name)))
+        time.sleep(0.2)
+    quiet.running["decode"].send_signal(signal.SIGCONT)
+    assert quiet.all_end() == {1}
+    assert {quiet.state(name)["member"] for name in NAMES} == {"decode.2"}
 
 
 def test_head_and_member_killed_at_the_same_time(running):

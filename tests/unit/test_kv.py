@@ -44,6 +44,7 @@ DEEPSEEK_V3 = {
         (QWEN3_8B | {"layer_types": ["attention", "mamba"]}, None, None),
         (QWEN3_8B | {"layer_types": {}}, None, 147456),
         (QWEN3_8B | {"layer_types": "full_attention"}, None, None),
+        (QWEN3_8B | {"layer_types": 36}, None, None),
         (QWEN3_8B | {"is_encoder_decoder": True}, None, None),
         (DEEPSEEK_V3 | {"index_topk": 2048}, None, None),
         (DEEPSEEK_V3 | {"qk_rope_head_dim": None}, None, None),

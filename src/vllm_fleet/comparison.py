@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm_fleet.checks import SECRET_NAME
-from vllm_fleet.problems import HIDDEN, shown
+from vllm_fleet.problems import HIDDEN, SECRET_NAME, shown
 from vllm_fleet.registration import registered_engines, registration
 from vllm_fleet.routing import router_arguments
 

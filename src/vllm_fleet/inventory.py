@@ -655,8 +655,8 @@ def _check_pool_env(pool: Mapping[str, Any], report: Callable[..., None]) -> Non
 
 
 def _host(name: str, variables: Mapping[str, Any], raw_pools: Any, problems: Problems) -> Host:
-    raw = {key: value for key, value in variables.items() if key in PER_HOST}
-    values = {key.removeprefix(PREFIX): plain(value) for key, value in raw.items()}
+    raw = {key: value for key, value in variables.items() if key in PER_HOST or key == "ansible_host"}
+    values = {key.removeprefix(PREFIX): plain(value) for key, value in raw.items() if key in PER_HOST}
     host_vars = _variables(HostVars, values, raw, problems, name)
     overrides = values.get("pool_overrides")
     for pool, override in overrides.items() if isinstance(overrides, dict) else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,6 +19,9 @@ type Path = tuple[str | int, ...]
 """Where a value sits: the variable's name, then keys and list indexes."""
 
 HIDDEN = "(hidden)"
+SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)($|_)", re.IGNORECASE
+)
 SHOWN_CHARACTERS = 120
 
 

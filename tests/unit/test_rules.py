@@ -375,3 +375,29 @@ def test_every_variable_and_key_is_documented():
     assert rows >= FLEET_WIDE | PER_HOST | Pool.model_fields.keys()
     for name in {*OWNED_ARGS, *REFUSED_ARGS, *OWNED_ENV, *OWNED_ROUTER_ARGS, *External.model_fields}:
         assert f"`{name}`" in text or f"    {name}: " in text, name
+
+
+def test_a_shape_of_an_override_is_reported_at_the_override():
+    config = {"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}
+    fleet = gpu().everywhere(fleet_model={"path": "/m", "served_name": "m", "config": config})
+    fleet.pool("prefill", gpus=2).pool("decode", gpus=2)
+    fleet.hosts[D]["fleet_pool_overrides"] = {"decode": {"tensor_parallel_size": 4}}
+    found = {(p["variable"], *p["hosts"]) for p in fleet.judge()[1] if p["rule"] == "attention-heads"}
+    assert found == {("fleet_pool_overrides.decode", D)}
+
+
+def test_handshakes_compare_meanings_and_print_no_environment():
+    fleet = gpu().pool("prefill", args={"dtype": "half", "speculative_config": {"method": "ngram"}})
+    fleet.pool("decode", args={"dtype": "float16"})
+    assert [p["rule"] for p in fleet.judge()[1]] == []
+    fleet.pool(
+        "decode",
+        args={"dtype": "float16", "speculative_config.method": "eagle"},
+        env={"VLLM_KV_CACHE_LAYOUT": "NHD"},
+    )
+    found = [p for p in fleet.judge()[1] if p["rule"] == "handshake-equal"]
+    assert {p["variable"] for p in found} == {
+        "fleet_pools.prefill.args.speculative_config",
+        "fleet_pools.decode.env.VLLM_KV_CACHE_LAYOUT",
+    }
+    assert "NHD" not in repr(found)

@@ -1,7 +1,7 @@
 """Readiness is gated on the unit; engines and systemd are fakes here."""
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -172,7 +172,7 @@ HEADLESS = {"engine": "d.1", "unit": UNIT, "url": None, "served_name": "tiny", "
 
 
 def started(seconds_ago):
-    since = datetime.now(timezone.utc) - timedelta(seconds=seconds_ago)
+    since = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     return 0, "true " + since.strftime("%Y-%m-%dT%H:%M:%S.123456789Z\n")
 
 

@@ -15,7 +15,7 @@ from vllm_fleet.settings import KV_ROLES
 OF_ARGUMENT = {
     "unknown": rules.UNKNOWN_ARGUMENT,
     "value": rules.ARGUMENT_VALUE,
-    "abbreviated": rules.DEPRECATED_ARGUMENT,
+    "abbreviated": rules.UNKNOWN_ARGUMENT,
     "deprecated": rules.DEPRECATED_ARGUMENT,
 }
 OTHER_ALL2ALL = ("deepep", "mori", "moonep")
@@ -40,30 +40,31 @@ def check_arguments(fleet: Fleet) -> None:
         fleet.report(rules.ARGUMENTS_NOT_RECORDED, what, ("fleet_image_variant",))
         return
     for pool, sizes in fleet.pools.items():
-        for name, finding in _findings(record, sizes.args):
+        for name, rule, what, remedy in _findings(record, sizes.args):
             path: Path = ("fleet_pools", pool, "args", name)
-            rule, value = OF_ARGUMENT[finding.kind], sizes.args[name]
-            fleet.report(rule, finding.what, path, value=value, remedy=finding.remedy)
+            fleet.report(rule, what, path, value=sizes.args[name], remedy=remedy)
     for host in fleet.hosts.values():
         for pool, override in host.vars.pool_overrides.items():
-            for name, finding in _findings(record, override.args):
+            for name, rule, what, remedy in _findings(record, override.args):
                 path = ("fleet_pool_overrides", pool, "args", name)
+                value, source = override.args[name], host.raw["fleet_pool_overrides"]
                 fleet.problems.add(
-                    OF_ARGUMENT[finding.kind],
-                    finding.what,
-                    path=path,
-                    value=override.args[name],
-                    host=host.name,
-                    source=host.raw[path[0]],
-                    remedy=finding.remedy,
+                    rule, what, path=path, value=value, host=host.name, source=source, remedy=remedy
                 )
 
 
-def _findings(record: arguments.Record, args: Mapping[str, Any]) -> Iterator[tuple[str, arguments.Finding]]:
-    """What is wrong with arguments that are the operator's to set; the others have been reported."""
+def _findings(
+    record: arguments.Record, args: Mapping[str, Any]
+) -> Iterator[tuple[str, Rule, str, str | None]]:
+    """What is wrong with arguments whose plain spelling is not owned: name, rule, what, remedy."""
     for name, value in args.items():
-        if not is_owned(name) and (finding := arguments.check_argument(record, name, value)):
-            yield name, finding
+        meant = arguments.canonical_name(record, name)
+        if is_owned(name):
+            continue  # reported where the inventory was read
+        if is_owned(meant):
+            yield name, rules.OWNED_ARGUMENT, f"another spelling of {meant}, which the plan derives", None
+        elif finding := arguments.check_argument(record, name, value):
+            yield name, OF_ARGUMENT[finding.kind], finding.what, finding.remedy
 
 
 def report(fleet: Fleet, rule: Rule, what: str, engine: Engine, section: str, name: str, value: Any) -> None:

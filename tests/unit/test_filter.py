@@ -47,6 +47,12 @@ def evaluate(tmp_path, hosts, groups, expressions, *options):
     return json.loads(out.read_text())
 
 
+def test_other_filters_do_not_wait_for_the_inventory_model():
+    """Ansible loads all of them for each task and host that uses any."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, FOLDER / "fleet.py"], check=True)
+
+
 def test_ansible_computes_the_same_plan(tmp_path):
     fleet = lab()
     plan = fleet.plan()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 RunCommand = Callable[[list[str]], "tuple[int, str, str]"]
 
@@ -22,6 +24,10 @@ CAUSE_LINES = 5
 SEARCH_LINES = 400
 TAIL_BYTES = 6000
 _CAUSE = re.compile(r"\b[A-Za-z_.]*(Error|Exception)\b: |\bKilled\b|out of memory", re.IGNORECASE)
+
+
+# The start that a line belongs to: of the unit's processes, and of systemd where it writes about the unit.
+_INVOCATION = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID")
 
 
 class UnitError(Exception):
@@ -86,14 +92,18 @@ def unit_state(run_command: RunCommand, unit: str) -> UnitState:
     )
 
 
-def journal_tail(run_command: RunCommand, unit: str) -> str:
-    """The last lines of the unit's log, with the errors that stand further up put before them."""
+def journal_tail(run_command: RunCommand, unit: str, restarts: int = 0) -> str:
+    """The last lines of the unit's log, with the errors that stand further up put before them.
+
+    Of its last start and as many before it as `restarts`: what an earlier deployment died of misleads.
+    """
+    fields = f"--output-fields=MESSAGE,{','.join(_INVOCATION)}"
     code, out, err = run_command(
-        ["journalctl", "-u", unit, "-n", str(SEARCH_LINES), "--no-pager", "-o", "cat", "-q"]
+        ["journalctl", "-u", unit, "-n", str(SEARCH_LINES), "--no-pager", "-o", "json", fields, "-q"]
     )
     if code != 0:
         return f"(journalctl -u {unit} failed: {err.strip()[:200]})"
-    lines = out.splitlines()
+    lines = _lines_of_last_starts([json.loads(entry) for entry in out.splitlines()], restarts + 1)
     if not lines:
         return f"(the journal has nothing from {unit})"
     tail = lines[-TAIL_LINES:]
@@ -101,3 +111,19 @@ def journal_tail(run_command: RunCommand, unit: str) -> str:
     causes = [line for line in lines[:-TAIL_LINES] if _CAUSE.search(line)][-CAUSE_LINES:]
     text = "\n".join([*causes, "[...]", *tail] if causes else tail)
     return text if len(text) <= TAIL_BYTES else "[...] " + text[-TAIL_BYTES:]
+
+
+def _lines_of_last_starts(entries: list[dict[str, Any]], starts: int) -> list[str]:
+    """The lines of the last starts; all lines where none says which start it is of."""
+    last = [start for start in dict.fromkeys(map(_start_of, entries)) if start][-starts:]
+    chosen = [entry for entry in entries if not last or _start_of(entry) in last]
+    return [line for entry in chosen for line in _text(entry.get("MESSAGE")).splitlines()]
+
+
+def _start_of(entry: dict[str, Any]) -> str | None:
+    return next((entry[key] for key in _INVOCATION if key in entry), None)
+
+
+def _text(message: Any) -> str:
+    """The text of a message, which is a list of bytes where it has colours."""
+    return bytes(message).decode("utf-8", "replace") if isinstance(message, list) else message or ""

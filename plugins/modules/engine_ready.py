@@ -211,12 +211,13 @@ class Wait:
             one.state = unit_state(self.module.run_command, one.unit)
         except UnitError as error:
             self._fail(f"Engine {one.engine}: {error}")
-        trouble = one.state.fault(self.restarts.setdefault(one.unit, one.state.restarts))
+        before = self.restarts.setdefault(one.unit, one.state.restarts)
+        trouble = one.state.fault(before)
         if trouble:
             self._fail(
                 f"Engine {one.engine}: its unit {one.unit} {trouble}. It will not get ready by waiting: mend "
                 "what its log says, then run the playbook again. The log ends with:\n"
-                + journal_tail(self.module.run_command, one.unit)
+                + journal_tail(self.module.run_command, one.unit, one.state.restarts - before)
             )
         if one.ready and one.seconds is None:
             one.seconds = self.waited

@@ -185,11 +185,12 @@ class Check:
         self.url: str = self.params["url"]
         self.unit: str | None = self.params["unit"]
         self.restarts: int | None = None
+        self.restarted = 0
 
     def fail(self, message: str) -> NoReturn:
         log = ""
         if self.unit:
-            tail = journal_tail(self.module.run_command, self.unit)
+            tail = journal_tail(self.module.run_command, self.unit, self.restarted)
             log = f" The log of {self.unit} ends with:\n{tail}"
         self.module.fail_json(msg=f"{message}.{log}")
 
@@ -202,6 +203,7 @@ class Check:
             self.module.fail_json(msg=str(fault))
         if self.restarts is None:
             self.restarts = state.restarts
+        self.restarted = state.restarts - self.restarts
         trouble = state.fault(self.restarts)
         if trouble:
             self.fail(

@@ -123,7 +123,7 @@ class FakeSystemd:
 
     def run_command(self, _module: Any, command: list[str], **_more: Any) -> tuple[int, str, str]:
         if command[0] == "journalctl":
-            return 0, self.journal, ""
+            return 0, "".join(f"{json.dumps({'MESSAGE': line})}\n" for line in self.journal.splitlines()), ""
         states = self.states.get(command[-1])
         if states is None:
             return 1, "", "Failed to connect to bus: No such file or directory"

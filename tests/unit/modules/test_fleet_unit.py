@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -44,20 +45,50 @@ def test_systemctl_that_fails_is_a_fault():
         unit_state(lambda _command: (1, "", "Failed to connect to bus"), "x.service")
 
 
+def journal(*entries):
+    """What journalctl says: a message alone, or with the start that it is of."""
+    pages = [{"MESSAGE": entry} if isinstance(entry, (str, list)) else entry for entry in entries]
+    return lambda _command: (0, "".join(json.dumps(page) + "\n" for page in pages), "")
+
+
 def test_the_tail_keeps_the_cause_that_stands_far_above():
     lines = [
         "ValueError: No free memory on cuda:0",
         *(f"line {i}" for i in range(100)),
         "See root cause above",
     ]
-    tail = journal_tail(lambda _command: (0, "\n".join(lines), ""), "x")
+    tail = journal_tail(journal(*lines), "x")
     assert tail.startswith("ValueError: No free memory on cuda:0\n[...]\n")
     assert tail.endswith("See root cause above")
     assert "line 50" not in tail
 
 
 def test_the_tail_is_bounded():
-    assert len(journal_tail(lambda _command: (0, "x" * 100_000, ""), "x")) < TAIL_BYTES + 10
+    assert len(journal_tail(journal("x" * 100_000), "x")) < TAIL_BYTES + 10
+
+
+STARTS = [
+    {"MESSAGE": "ValueError: of the deployment before", "_SYSTEMD_INVOCATION_ID": "1"},
+    {"MESSAGE": "Starting x", "INVOCATION_ID": "2"},  # by systemd
+    {"MESSAGE": "died", "_SYSTEMD_INVOCATION_ID": "2"},
+    {"MESSAGE": "Starting x", "INVOCATION_ID": "3"},
+    {"MESSAGE": [27, 91, 51, 49, 109, 195, 164], "_SYSTEMD_INVOCATION_ID": "3"},
+]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "tail"),
+    [
+        (0, "Starting x\n\x1b[31mä"),
+        (1, "Starting x\ndied\nStarting x\n\x1b[31mä"),
+    ],
+)
+def test_the_tail_is_of_the_last_start_and_of_those_that_were_seen_to_fail(restarts, tail):
+    assert journal_tail(journal(*STARTS), "x", restarts) == tail
+
+
+def test_the_tail_is_of_the_whole_unit_where_no_line_tells_its_start():
+    assert journal_tail(journal("one", "two\nthree", {"MESSAGE": None}), "x") == "one\ntwo\nthree"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ UCX_TLS = {
     ("cuda", "rdma"): "rc,cuda_copy,cuda_ipc,sm,self,tcp",
 }
 GPUS = "fleet_gpus_per_host"
+PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -128,6 +129,9 @@ def _check_topology(fleet: Fleet) -> None:
         if len(hosts) != 1:
             what = f"it has {len(hosts)}" if group in fleet.groups else "there is no such group"
             fleet.problems.add(rule, what, group=group, value=hosts or None)
+    for group in PLAN_GROUPS:
+        if group in fleet.groups:
+            fleet.problems.add(rules.RESERVED_GROUP, "the plan makes a group of this name", group=group)
     if v.accelerator == "cpu" and v.kv_transport != "tcp":
         fleet.report(rules.NEEDS_GPU, "the accelerator is cpu", ("fleet_kv_transport",), value=v.kv_transport)
     _check_hosts(fleet)
@@ -547,12 +551,13 @@ def _engine(fleet: Fleet, engine: Engine) -> dict[str, Any]:
 
 def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
     """[host, group] for the groups that plays run on. No image_builder means the workstation."""
-    return [
-        *([host, "fleet_engines"] for host in fleet.hosts if members[host]),
-        *([host, "fleet_router"] for host in fleet.routers),
-        *([host, "fleet_registry"] for host in fleet.registries),
-        *([host, "fleet_image_builder"] for host in fleet.groups.get("image_builder", [])),
-    ]
+    hosts = (
+        [host for host in fleet.hosts if members[host]],
+        fleet.routers,
+        fleet.registries,
+        fleet.groups.get("image_builder", []),
+    )
+    return [[host, group] for group, of_group in zip(PLAN_GROUPS, hosts, strict=True) for host in of_group]
 
 
 def _member(fleet: Fleet, engine: Engine) -> dict[str, Any]:

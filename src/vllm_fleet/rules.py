@@ -153,6 +153,13 @@ REGISTRY_GROUP = Rule(
     DESIGN,
     "Put exactly one host into the group registry; the router's host will do.",
 )
+RESERVED_GROUP = Rule(
+    "reserved-group",
+    "No group of the inventory has the name of one that the plan makes.",
+    "Plays run on the plan's groups; hosts that the inventory puts there would be taken for planned ones.",
+    DESIGN,
+    "Rename the group.",
+)
 UNKNOWN_POOL = Rule(
     "unknown-pool",
     "fleet_pool_overrides names pools of fleet_pools.",

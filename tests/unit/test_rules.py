@@ -127,6 +127,10 @@ CASES: list[tuple[Callable[[Fleet], Any], str, str | None, Any, list[str] | None
     (group("router", R, P), "one-router", None, [R, P], []),
     (group("registry", R, P), "one-registry", None, [R, P], []),
     (group("registry"), "one-registry", None, None, []),
+    *(
+        (group(name, R), "reserved-group", None, None, [])
+        for name in ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
+    ),
     (on(D, fleet_pool_overrides={"decoed": SIZES}), "unknown-pool", "fleet_pool_overrides.decoed", SIZES, [D]),
     (on(D, fleet_pool_overrides={"prefill": SIZES}), "host-not-in-pool", "fleet_pool_overrides.prefill", None, [D]),
     (pool("prefill", gpus=3, pipeline_parallel_size=2), "gpus-divide", "fleet_pools.prefill.gpus", 3, []),

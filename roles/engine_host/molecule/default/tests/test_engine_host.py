@@ -61,7 +61,7 @@ def test_a_new_registry_restarts_neither_docker_nor_a_container(running_containe
     before, daemon = containers(name), main_pid(name, "docker")
     assert "molecule" in before
     with kept(name, DAEMON, then="systemctl reload docker"):
-        done = converge("engine_host", f"--limit=localhost,{name}", engine_host_insecure_registry=OTHER)
+        done = converge("engine_host", only=name, engine_host_insecure_registry=OTHER)
         assert done.changed(name) > 0
         assert {REGISTRY, OTHER} <= registries(name)
         assert json.loads(run(name, f"cat {DAEMON}"))["bridge"] == "none"
@@ -69,7 +69,7 @@ def test_a_new_registry_restarts_neither_docker_nor_a_container(running_containe
 
 
 def test_a_host_without_the_model_is_refused() -> None:
-    seen = refused("engine_host", "--limit=localhost,rack1-05", engine_host_model_path="/srv/models/absent")
+    seen = refused("engine_host", only="rack1-05", engine_host_model_path="/srv/models/absent")
     assert (
         "rack1-05: /srv/models/absent/config.json is not there, so no engine here can load the model." in seen
     )

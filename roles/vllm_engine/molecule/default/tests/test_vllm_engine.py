@@ -16,7 +16,6 @@ POOLS: dict[str, Any] = yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml
 # A second engine on the prefill's host; its ports are 16 above the first one's.
 TWO_POOLS = POOLS | {"second": POOLS["decode"] | {"hosts": "prefill"}}
 SECOND, SECOND_PORT = "second-rack1-04-1", 8016
-ONE_HOST = "--limit=localhost,rack1-04"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_a_port_that_is_taken_is_refused(as_converged: str) -> None:
     run("rack1-04", f"systemd-run --quiet --unit=squatter {squat}")
     try:
         run("rack1-04", f"timeout 10 sh -c 'until ss -Hltn | grep -q :{SECOND_PORT}; do sleep 0.2; done'")
-        seen = refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS)
+        seen = refused("vllm_engine", only="rack1-04", fleet_pools=TWO_POOLS)
     finally:
         run("rack1-04", "systemctl stop squatter")
     assert f"rack1-04: a port that the plan gives to {SECOND} (HTTP {SECOND_PORT}" in seen
@@ -72,12 +71,12 @@ def test_a_port_that_is_taken_is_refused(as_converged: str) -> None:
 
 def test_only_the_engine_that_changed_is_restarted(as_converged: str) -> None:
     """The second engine is not given the time to get ready: whom the role restarts is seen before."""
-    late = refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
+    late = refused("vllm_engine", only="rack1-04", fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
     assert f"Not ready after 2 s (the time-out is 2 s): {SECOND}" in late
     assert not host("rack1-04").file(f"/etc/ansible/facts.d/vllm-engine-{SECOND}.fact").exists
     first = second_container()
     run("rack1-04", f"echo '# by hand' >> {UNITS}/vllm-engine-{SECOND}.service")
-    refused("vllm_engine", ONE_HOST, fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
+    refused("vllm_engine", only="rack1-04", fleet_pools=TWO_POOLS, vllm_engine_start_timeout=2)
     assert second_container() != first
     assert as_converged in containers("rack1-04")
 
@@ -92,7 +91,7 @@ def test_an_engine_that_is_removed_leaves_nothing_and_the_other_one_stays(as_con
 def test_an_image_that_is_not_there_is_refused_before_anything_stops(as_converged: str) -> None:
     before = containers("rack1-05")
     image = "sha256:" + "0" * 64
-    seen = refused("vllm_engine", "--limit=localhost,rack1-05", vllm_engine_image_id=image)
+    seen = refused("vllm_engine", only="rack1-05", vllm_engine_image_id=image)
     assert f"rack1-05: the image {image} that the engines run is not on this host" in seen
     assert containers("rack1-05") == before
     assert converge("vllm_engine").changed("rack1-05") == 0

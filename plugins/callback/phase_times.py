@@ -8,8 +8,10 @@ type: aggregate
 short_description: How long each phase took
 description:
   - Prints a table after the recap. A phase is the playbook file that a play comes from; each has its seconds,
-    those of them spent waiting for engines to start (module C(engine_ready)), and those spent moving images
-    (C(skopeo copy), C(docker pull)).
+    those of them in which engines were starting, and those spent moving images (C(skopeo copy),
+    C(docker pull)).
+  - Engines are starting from their units' start until the module C(engine_ready) finds them ready, whatever
+    else is done meanwhile. Where none had to be started, only the module's own seconds count.
   - Hosts that work at the same time count once, with the slowest.
   - Right with the strategy C(linear), in which a task ends on all hosts before the next one starts.
 requirements:
@@ -47,6 +49,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
         self.phase = Phase()  # what is before the first play has no line
         self.phase_began = self.task_began = self.task_ended = time.monotonic()
         self.kind: str | None = None
+        self.engines_began: float | None = None  # where they were started and are not ready yet
+        self.not_ready = False
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play belongs to the phase of its file, which other plays may have begun already."""
@@ -63,11 +67,19 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
         """A handler is a task like any other."""
         self.v2_playbook_on_task_start(task, is_conditional=False)
 
-    def v2_runner_on_ok(self, result: Any, **_: Any) -> None:  # noqa: ARG002  Ansible's signature
+    def v2_runner_on_ok(self, result: Any, **_: Any) -> None:
         """The last host to end decides how long the task took."""
         self.task_ended = time.monotonic()
+        if self.kind == "start" and result.is_changed():
+            self.engines_began = self.task_ended
+        elif self.kind == "engines" and not result.result.get("ready", True):
+            self.not_ready = True
 
-    v2_runner_on_failed = v2_runner_on_unreachable = v2_runner_on_ok
+    def v2_runner_on_failed(self, result: Any, **_: Any) -> None:  # noqa: ARG002  Ansible's signature
+        """A task that failed took time too."""
+        self.task_ended = time.monotonic()
+
+    v2_runner_on_unreachable = v2_runner_on_failed
 
     def v2_playbook_on_stats(self, stats: Any) -> None:  # noqa: ARG002  Ansible's signature
         """Print the table."""
@@ -77,9 +89,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
             self._display.display(line)
 
     def _end_task(self) -> None:
-        if self.kind:
-            took = self.task_ended - self.task_began
-            setattr(self.phase, self.kind, getattr(self.phase, self.kind) + took)
+        if self.kind == "engines":
+            self.phase.engines += self.task_ended - (self.engines_began or self.task_began)
+            self.engines_began = self.task_ended if self.engines_began and self.not_ready else None
+            self.not_ready = False
+        elif self.kind == "images":
+            self.phase.images += self.task_ended - self.task_began
         self.kind = None
         self.task_began = self.task_ended = time.monotonic()
 
@@ -91,13 +106,20 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible is not type
 
 
 def kind_of(task: Any) -> str | None:
-    """The part of a phase's time that a task belongs to, if it is told apart."""
+    """The part of a phase's time that a task belongs to, if it is told apart; C(start) begins C(engines)."""
     action = task.action.rpartition(".")[2]
     if action == "engine_ready":
         return "engines"
+    if action == "systemd_service" and role_of(task) == "vllm_engine":
+        return "start" if task.args.get("state") == "restarted" else None
     argv = task.args.get("argv") if action == "command" else None
     moves_image = argv and ("skopeo" in argv or list(argv[:2]) == ["docker", "pull"])
     return "images" if moves_image else None
+
+
+def role_of(task: Any) -> str | None:
+    """The name of the task's role."""
+    return task._role.get_name() if task._role else None  # noqa: SLF001  Ansible has no other way
 
 
 def table(phases: dict[str, Phase]) -> list[str]:

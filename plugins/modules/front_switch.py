@@ -9,7 +9,8 @@ description:
     the backend and waits until their requests have ended. No request is refused or cut.
   - Nothing to switch means C(changed=false); requests left on drained servers are waited for even so.
   - The state is haproxy's run-time state; the caller keeps it in the configuration as well.
-  - Without O(slot) nothing is switched, and RV(serving) tells which server takes requests now.
+  - Without O(slot) nothing is switched, and RV(serving) tells which server takes requests now, or would if
+    haproxy ran.
 options:
   socket:
     description: Path of haproxy's admin socket (C(stats socket PATH level admin)).
@@ -19,6 +20,10 @@ options:
     description: The backend.
     type: str
     required: true
+  config:
+    description: haproxy's configuration. Only read, and only without O(slot).
+    type: path
+    default: /etc/haproxy/haproxy.cfg
   slot:
     description: The server that takes new requests from now on. Unset, nothing is switched.
     type: str
@@ -47,9 +52,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 serving:
-  description: The server that takes new requests; empty where none does or no haproxy listens on the socket.
+  description:
+    - The server that takes new requests. Where no haproxy listens on the socket, the one that takes them by
+      O(config), if that is the fleet's. Empty for none.
   returned: when O(slot) is unset
   type: str
+ours:
+  description: Whether O(config) is the fleet's.
+  returned: when O(slot) is unset
+  type: bool
 drained:
   description: Whether no other server of the backend has a request left.
   returned: success
@@ -77,9 +88,11 @@ after:
 """
 
 import csv
+import re
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
@@ -233,14 +246,18 @@ class Switch:
         return {name: server.sessions for name, server in servers.items() if name != self.slot}
 
 
-def serving(haproxy: Haproxy) -> str:
-    """The first server that takes requests, in the backend's order, or ""."""
+def look(haproxy: Haproxy, config: Path) -> dict[str, Any]:
+    """The first server that takes requests, or ""; and whether haproxy's configuration is the fleet's."""
+    text = config.read_text(errors="replace") if config.exists() else ""
+    ours = re.search("^# Of vllm-fleet", text, re.MULTILINE) is not None
     try:
-        return next((name for name, server in haproxy.servers().items() if server.ready), "")
+        ready = [name for name, server in haproxy.servers().items() if server.ready]
     except SocketError:
         if haproxy.listens():
             raise
-        return ""
+        # The others are "disabled".
+        ready = re.findall(r"^ *server (\S+) \S+$", text, re.MULTILINE) if ours else []
+    return {"serving": next(iter(ready), ""), "ours": ours}
 
 
 def main() -> None:
@@ -248,6 +265,7 @@ def main() -> None:
         argument_spec={
             "socket": {"type": "path", "required": True},
             "backend": {"type": "str", "required": True},
+            "config": {"type": "path", "default": "/etc/haproxy/haproxy.cfg"},
             "slot": {"type": "str"},
             "wait": {"type": "bool", "default": True},
             "drain_timeout": {"type": "float", "default": 1800},
@@ -258,7 +276,7 @@ def main() -> None:
     try:
         if module.params["slot"] is None:
             haproxy = Haproxy(module.params["socket"], module.params["backend"])
-            module.exit_json(changed=False, serving=serving(haproxy))
+            module.exit_json(changed=False, **look(haproxy, Path(module.params["config"])))
         Switch(module).run()
     except SocketError as fault:
         module.fail_json(msg=f"{fault}. Is haproxy running, and may this user use its socket?")

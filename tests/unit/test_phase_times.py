@@ -20,9 +20,14 @@ phase_times = load(ROOT / "plugins" / "callback" / "phase_times.py")
 ENGINE_READY = """#!/usr/bin/python
 import time
 from ansible.module_utils.basic import AnsibleModule
-module = AnsibleModule({"seconds": {"type": "float"}})
+module = AnsibleModule({"seconds": {"type": "float"}, "ready": {"type": "bool", "default": True}})
 time.sleep(module.params["seconds"])
-module.exit_json()
+module.exit_json(ready=module.params["ready"])
+"""
+SYSTEMD_SERVICE = """#!/usr/bin/python
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule({"state": {}, "changes": {"type": "bool"}})
+module.exit_json(changed=module.params["changes"])
 """
 SKOPEO = "#!/bin/sh\nsleep 0.5\n"
 
@@ -63,6 +68,40 @@ FILES = {
   gather_facts: false
   tasks: [{ansible.builtin.command: {argv: [docker, image, ls]}, when: false}]
 """,
+    # 0.5 s and another slice between the units' start and ready; 0.5 s more that are not engines starting.
+    "starting.yml": """
+- hosts: slow1
+  gather_facts: false
+  tasks:
+    - import_role: {name: vllm_engine}
+      vars: {changes: true}
+- hosts: fast
+  gather_facts: false
+  tasks: [{ansible.builtin.command: {argv: [sleep, "0.5"]}}]
+- hosts: slow1
+  gather_facts: false
+  tasks:
+    - engine_ready: {seconds: 0.1, ready: false}
+    - ansible.builtin.command: {argv: [sleep, "0.5"]}
+    - engine_ready: {seconds: 0.1}
+    - ansible.builtin.command: {argv: [sleep, "0.5"]}
+    - engine_ready: {seconds: 0.1}
+""",
+    "running.yml": """
+- hosts: fast
+  gather_facts: false
+  tasks:
+    - import_role: {name: vllm_engine}
+      vars: {changes: false}
+    - systemd_service: {state: restarted, changes: true}
+    - ansible.builtin.command: {argv: [sleep, "0.5"]}
+    - engine_ready: {seconds: 0.1, ready: false}
+    - ansible.builtin.command: {argv: [sleep, "0.5"]}
+    - engine_ready: {seconds: 0.1}
+""",
+    "roles/vllm_engine/tasks/main.yml": """
+- systemd_service: {state: restarted, changes: "{{ changes }}"}
+""",
     "failing.yml": """
 - hosts: fast
   gather_facts: false
@@ -77,6 +116,7 @@ ansible_connection=local
 ansible_python_interpreter={python}
 """,
     "library/engine_ready.py": ENGINE_READY,
+    "library/systemd_service.py": SYSTEMD_SERVICE,
     "bin/skopeo": SKOPEO,
 }
 
@@ -87,7 +127,7 @@ def play(tmp_path_factory):
     folder = tmp_path_factory.mktemp("phases")
     for name, text in FILES.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("{python}", sys.executable))
         path.chmod(0o755 if path.parent.name == "bin" else 0o644)
     environment = {
@@ -139,6 +179,16 @@ def test_phases_are_the_playbook_files_in_the_order_they_begin(play):
     )
 
 
+def test_what_is_done_while_engines_start_counts_as_their_start(play):
+    seconds, engines, _ = play("starting.yml")["starting"]
+    assert 1.3 <= engines <= seconds - 0.5
+
+
+def test_where_no_engine_was_started_only_the_wait_counts(play):
+    seconds, engines, _ = play("running.yml")["running"]
+    assert 0.2 <= engines <= seconds - 1
+
+
 def test_a_failed_transfer_counts_and_the_table_is_printed_all_the_same(play):
     assert play("failing.yml")["failing"][2] >= 0.5
 
@@ -155,17 +205,21 @@ def tasks_of(role):
 def kinds(role):
     """Name of each task of a role that is told apart -> its kind."""
     found = {}
+    in_role = SimpleNamespace(get_name=lambda: role)
     for task in tasks_of(role):
-        for action in ("ansible.builtin.command", "engine_ready"):
+        for action in ("ansible.builtin.command", "ansible.builtin.systemd_service", "engine_ready"):
             if action in task:
-                kind = phase_times.kind_of(SimpleNamespace(action=action, args=task[action]))
+                kind = phase_times.kind_of(SimpleNamespace(action=action, args=task[action], _role=in_role))
                 found |= {task["name"]: kind} if kind else {}
     return found
 
 
-@pytest.mark.parametrize(("role", "kind"), [("container_image", "images"), ("vllm_engine", "engines")])
-def test_the_roles_have_what_is_told_apart(role, kind):
-    assert set(kinds(role).values()) == {kind}
+@pytest.mark.parametrize(
+    ("role", "told_apart"),
+    [("container_image", {"images"}), ("vllm_engine", {"engines", "start"}), ("vllm_router", set())],
+)
+def test_the_roles_have_what_is_told_apart(role, told_apart):
+    assert set(kinds(role).values()) == told_apart
 
 
 def test_push_and_pull_are_transfers_and_looking_is_not():

@@ -93,6 +93,38 @@ def test_check_run_and_run_again(switch, front):
     assert front.get() == "a"
 
 
+OURS = "# Of vllm-fleet: written and removed by its role fleet_front.\n"
+
+
+@haproxy_missing
+def test_it_is_asked_which_server_takes_requests(switch, tmp_path):
+    config = tmp_path / "other.cfg"
+    assert switch(None, config=str(config)) == switch(None, config=str(config), check=True)
+    assert switch(None, config=str(config))["serving"] == "a"
+    switch("b")
+    config.write_text(f"{OURS}backend routers\n    server a 127.0.0.1:1\n    server b 127.0.0.1:2 disabled\n")
+    seen = switch(None, config=str(config))
+    assert (seen["serving"], seen["ours"], seen["changed"]) == ("b", True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "serving", "ours"),
+    [
+        (None, "", False),
+        ("    server web 10.0.0.1:80\n", "", False),
+        (f"{OURS}    server a 127.0.0.1:1 disabled\n    server b 127.0.0.1:2\n", "b", True),
+        (f"{OURS}    server a 127.0.0.1:1 disabled\n    server b 127.0.0.1:2 disabled\n", "", True),
+    ],
+)
+def test_where_no_haproxy_runs_its_configuration_tells(run_module, tmp_path, text, serving, ours):
+    config = tmp_path / "haproxy.cfg"
+    if text:
+        config.write_text(text)
+    params = {"socket": str(tmp_path / "none.sock"), "backend": "routers", "config": str(config)}
+    seen = run_module("front_switch", **params)
+    assert (seen["serving"], seen["ours"]) == (serving, ours)
+
+
 @haproxy_missing
 def test_a_running_request_is_waited_for(switch, front, routers):
     def slowly(_path, _body):

@@ -66,6 +66,6 @@ def test_a_candidate_whose_engines_refuse_is_removed_and_the_router_stays() -> N
     assert "The router is not ready after 4 s" in seen
     assert f"The candidate router in slot {other(slot)} was removed" in seen
     assert main_pid(GATE, unit(other(slot))) == 0
-    assert not host(GATE).file(f"/etc/systemd/system/{unit(other(slot))}.d").exists
+    assert not host(GATE).file(f"/etc/systemd/system/{unit(other(slot))}").exists
     assert (router_slot(), main_pid(GATE, unit(slot))) == (slot, pid)
     assert len(workers(slot)) == 2

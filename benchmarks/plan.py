@@ -18,7 +18,7 @@ RUNS = 3
 
 
 def fleet(engines: int) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
-    """Half prefill, half decode engines of DP 8 over two trays, as Ansible gives them: shared values shared."""
+    """Half prefill, half decode engines of DP 8 over two trays, as Ansible gives them."""
     names = [f"rack{i // 18:04}-{i % 18:02}" for i in range(2 * engines)]
     shape = {"gpus": 8, "data_parallel_size": 8, "args": {"max_num_seqs": 512}}
     shared: dict[str, Any] = {
@@ -57,7 +57,8 @@ def main() -> None:
     with multiprocessing.Pool(1, maxtasksperchild=1) as pool:
         for engines in [int(size) for size in sys.argv[1:]] or SIZES:
             seconds, memory = pool.apply(measure, (engines,))
-            print(f"{engines:>8} {2 * engines:>7} {seconds:>8.2f} {1e6 * seconds / engines:>10.0f} {memory:>6.0f}")
+            each = 1e6 * seconds / engines
+            print(f"{engines:>8} {2 * engines:>7} {seconds:>8.2f} {each:>10.0f} {memory:>6.0f}")
 
 
 if __name__ == "__main__":

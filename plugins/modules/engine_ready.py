@@ -6,7 +6,7 @@ module: engine_ready
 short_description: Wait until vLLM engines answer, and fail at once when one of them dies
 description:
   - An engine is ready when its unit runs, C(/health) answers 200, C(/v1/models) lists the served name and one
-    token has been generated. A headless member of an engine over several hosts has no HTTP: it is ready when
+    token has been generated. A headless member of an engine over several hosts has no HTTP; it is ready when
     its container has run for O(alive) seconds, and the engine's head is the judge of the engine.
   - A unit that failed, stopped or was restarted by systemd fails the module at once, with the last lines of
     its log; only an engine that is slow has the whole of O(timeout).

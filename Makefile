@@ -51,8 +51,9 @@ molecule: lab  ## Each role alone, against the lab's hosts with a fleet on them
 e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
 	pytest tests/e2e
 
-benchmark: setup  ## How long `vllm-fleet validate` takes on 250 to 2,000 hosts
+benchmark: setup  ## How long validating and planning take, and how they grow
 	python benchmarks/validate.py
+	python benchmarks/plan.py
 
 clean:  ## Remove all that the commands above made, but for packages of the distribution
 	@scripts/clean

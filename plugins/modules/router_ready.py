@@ -45,6 +45,12 @@ options:
     type: list
     elements: str
     default: []
+  ranks:
+    description:
+      - URL -> data-parallel size, of the engines that have more than one rank. vllm-router 0.1.17 lists such an
+        engine as one worker URL@RANK for each of them, whatever its flags say; one worker URL is right too.
+    type: dict
+    default: {}
   timeout:
     description: Seconds until the router must be ready.
     type: float
@@ -112,6 +118,15 @@ def expected_workers(params: dict[str, Any]) -> dict[str, str]:
     if params["mode"] == "mixed":
         return dict.fromkeys(params["workers"], "regular")
     return {url: role for role in ("prefill", "decode") for url in params[role]}
+
+
+def with_ranks(expected: dict[str, str], ranks: dict[str, Any]) -> dict[str, str]:
+    """The same with a worker URL@RANK for each data-parallel rank, as the router makes them in pd mode."""
+    return {
+        f"{url}@{rank}" if ranks.get(url) else url: role
+        for url, role in expected.items()
+        for rank in range(int(ranks.get(url, 1)))
+    }
 
 
 def short_of(readiness: dict[str, Any], expected: dict[str, str], mode: str) -> str | None:
@@ -210,17 +225,18 @@ class Check:
                 f"The router's unit {self.unit} {trouble}. Waiting will not help: mend what its log says"
             )
 
-    def wait_ready(self, expected: dict[str, str]) -> dict[str, Any]:
+    def wait_ready(self, *alternatives: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Its readiness, and which of the expected sets of workers that counts; the first one is named."""
         deadline = time.monotonic() + self.params["timeout"]
         while True:
             self.watch_unit()
             try:
                 answer = fetch(f"{self.url}/readiness", timeout=QUICK)
                 readiness = answer.json()
-                short = short_of(readiness, expected, self.params["mode"])
-                if answer.status == 200 and short is None:
-                    return readiness
-                seen = f"{answer.url} answered {answer.status}: {short or answer.excerpt}"
+                short = [short_of(readiness, expected, self.params["mode"]) for expected in alternatives]
+                if answer.status == 200 and None in short:
+                    return readiness, alternatives[short.index(None)]
+                seen = f"{answer.url} answered {answer.status}: {short[0] or answer.excerpt}"
             except HttpError as fault:
                 seen = str(fault)
             if time.monotonic() >= deadline:
@@ -253,6 +269,7 @@ def main() -> None:
             "prefill": urls,
             "decode": urls,
             "workers": urls,
+            "ranks": {"type": "dict", "default": {}},
             "timeout": {"type": "float", "default": 60},
             "request_timeout": {"type": "float", "default": 60},
         },
@@ -270,7 +287,7 @@ def main() -> None:
         module.exit_json(changed=False, readiness={}, workers=[], answers=answers, waited=0.0)
 
     expected = expected_workers(module.params)
-    readiness = check.wait_ready(expected)
+    readiness, expected = check.wait_ready(with_ranks(expected, module.params["ranks"]), expected)
     waited = round(time.monotonic() - began, 1)
     try:
         workers = known_workers(check.url)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vllm_fleet.problems import HIDDEN, SECRET_NAME, shown
 from vllm_fleet.registration import registered_engines, registration
-from vllm_fleet.routing import router_arguments
+from vllm_fleet.routing import engine_url, router_arguments
 
 type Action = Literal["start", "stop", "restart", "router", "prove", "none"]
 
@@ -336,7 +336,8 @@ def _compare_workers(plan: Mapping[str, Any], workers: Collection[str]) -> list[
     if not workers:
         return [Change("router", "router", ("no router serves; one is started",))]
     planned = [url for key in ("prefill", "decode", "workers") for url in plan["router"][key]]
-    reasons = _differing_urls("engines", sorted(workers), sorted(planned))
+    known = sorted({engine_url(worker) for worker in workers})
+    reasons = _differing_urls("engines", known, sorted(planned))
     return [Change("router", "router", (*reasons, CANDIDATE))] if reasons else []
 
 

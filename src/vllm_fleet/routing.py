@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,11 @@ def router_arguments(plan: Mapping[str, Any], slot: str) -> list[str]:
     else:
         argv += ["--worker-urls", *router["workers"]]
     return argv
+
+
+def engine_url(worker: str) -> str:
+    """The URL of the engine that a router's worker belongs to: it lists data-parallel ranks as URL@RANK."""
+    return re.sub(r"@\d+$", "", worker)
 
 
 def _words(name: str, value: Any) -> list[str]:

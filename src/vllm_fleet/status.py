@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_fleet.registration import compare_registrations, own_engines, registered_engines, stale_engines
+from vllm_fleet.routing import engine_url
 
 HEADINGS = ("engine", "host", "TP", "registered", "unit", "health", "router")
 NOT_REACHED: Mapping[str, Mapping[str, str]] = {"local": {}, "units": {}, "health": {}}
@@ -57,7 +58,12 @@ def status_rows(
 
     """
     facts = {host: told["local"] for host, told in hosts.items()}
-    router = {worker["url"]: "healthy" if worker["is_healthy"] else "unhealthy" for worker in workers}
+    router: dict[str, str] = {}
+    for worker in workers:
+        url = engine_url(worker["url"])
+        if not worker["is_healthy"]:
+            router[url] = "unhealthy"
+        router.setdefault(url, "healthy")
     registered = registered_engines(facts)
     rows = []
     for engine in own_engines(plan):

@@ -169,3 +169,25 @@ def test_the_playbook_registers_what_the_filter_takes():
         *(f"--property={p}" for p in ("ActiveState", "SubState", "NRestarts")),
     ):
         assert name in playbook
+
+
+def test_ranks_that_the_router_lists_belong_to_their_engine(plan, hosts, workers):
+    decode, prefill = workers
+    ranks = [{**decode, "url": f"{decode['url']}@{rank}", "is_healthy": rank == 0} for rank in (0, 1)]
+    assert column(status_rows(plan, hosts, [prefill, ranks[0]]), "router") == ["healthy", "healthy"]
+    assert column(status_rows(plan, hosts, [prefill, *ranks]), "router") == ["healthy", "unhealthy"]
+    assert column(status_rows(plan, hosts, [prefill, *reversed(ranks)]), "router") == ["healthy", "unhealthy"]
+
+
+def test_members_and_engines_of_others_have_rows_of_their_own():
+    other = {"role": "decode", "url": "http://10.9.9.9:8000", "tensor_parallel_size": 4}
+    fleet = lab(prefill=["a"], decode=["b", "c"]).everywhere(
+        fleet_socket_ifname="eth0", fleet_external_engines={"theirs": other}
+    )
+    plan = fleet.pool("decode", gpus=2, nnodes=2, data_parallel_size=2).plan()
+    hosts = {"c": learned({}, [unit("decode-b-0.1")], [])}
+    rows = {row["engine"]: row for row in status_rows(plan, hosts, [])}
+    assert (rows["decode-b-0.1"]["host"], rows["decode-b-0.1"]["health"]) == ("c", "headless")
+    assert rows["decode-b-0.1"]["unit"].startswith("active/running")
+    assert rows["decode-b-0"]["unit"] == "host not reached"
+    assert (rows["theirs"]["host"], rows["theirs"]["TP"]) == ("external", "4")

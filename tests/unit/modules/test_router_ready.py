@@ -154,3 +154,24 @@ def test_a_front_without_chat_fails(check, router):
 
 def test_the_mode_is_required_for_a_router(check):
     assert "mode" in check()["msg"]
+
+
+def ranks_of(router, *urls):
+    """The router lists ranks for the decode, as vllm-router 0.1.17 does."""
+    router.pages["/readiness"]["decode"] = {"healthy": len(urls), "total": len(urls)}
+    (decode,) = (w for w in router.pages["/workers"]["workers"] if w["url"] == D)
+    others = [w for w in router.pages["/workers"]["workers"] if w["url"] != D]
+    router.pages["/workers"]["workers"] = others + [decode | {"url": url} for url in urls]
+
+
+def test_an_engine_of_several_ranks_is_a_worker_for_each_or_one(check, router):
+    assert "failed" not in check(**PD, ranks={D: 2}), "as one worker"
+    ranks_of(router, f"{D}@0", f"{D}@1")
+    assert "failed" not in check(**PD, ranks={D: 2})
+    assert "2 of 2 decode engines healthy where 1 are declared" in check(**PD)["msg"]
+    assert "2 of 2 decode engines healthy where 3 are declared" in check(**PD, ranks={D: 3})["msg"]
+
+
+def test_other_ranks_than_the_engines_are_named(check, router):
+    ranks_of(router, f"{D}@0", f"{D}@2")
+    assert f"{D}@1 (decode) is missing; {D}@2 (decode) is not declared" in check(**PD, ranks={D: 2})["msg"]

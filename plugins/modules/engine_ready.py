@@ -179,6 +179,14 @@ class Watched:
             self.seen = "ready"
         except HttpError as fault:
             self.seen = str(fault)
+            if self.container and not self._container_runs():
+                self.seen += (
+                    "; its container does not run, it starts or waits for the other members of its engine"
+                )
+
+    def _container_runs(self) -> bool:
+        command = ["docker", "inspect", "--format", "{{.State.Running}}", self.container]
+        return bool(self._module.run_command(command)[1].strip() == "true")
 
     def _serves_the_model(self) -> None:
         models = fetch_json(f"{self.url}/v1/models", timeout=QUICK).get("data")
@@ -249,10 +257,15 @@ class Wait:
 
     def _too_late(self) -> NoReturn:
         late = [f"{one.engine} ({one.unit} {one.state}): {one.seen}" for one in self.watched if not one.ready]
+        logs = [
+            f"The log of {one.unit} ends with:\n{journal_tail(self.module.run_command, one.unit)}"
+            for one in self.watched
+            if not one.ready
+        ]
         self._fail(
             f"Not ready after {self.waited:.0f} s (the time-out is {self.params['timeout']:g} s): "
-            f"{'; '.join(late)}. The units run without restarts, so the engines are slow or stuck: see their "
-            "journals, or allow more time"
+            f"{'; '.join(late)}. The units run without restarts, so the engines are slow or stuck: mend what "
+            "their logs say, or allow more time.\n" + "\n".join(logs)
         )
 
     def _fail(self, message: str) -> NoReturn:

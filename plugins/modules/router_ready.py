@@ -47,8 +47,8 @@ options:
     default: []
   ranks:
     description:
-      - URL -> data-parallel size, of the engines that have more than one rank. vllm-router 0.1.17 lists such an
-        engine as one worker URL@RANK for each of them, whatever its flags say; one worker URL is right too.
+      - URL -> data-parallel size, of the engines that have more than one rank. vllm-router 0.1.17 lists such
+        an engine as one worker URL@RANK for each, whatever its flags say; one worker URL is right too.
     type: dict
     default: {}
   timeout:

@@ -160,7 +160,8 @@ def compare_running(
             action = "start"
         if reasons:
             changes.append(Change(name, action, tuple(reasons)))
-    changes += _left_over(engines, registered, running)
+    declared = {member for engine in engines.values() for member in engine["members"]}
+    changes += _left_over(declared, registered, running)
     if workers is not None:
         changes += _compare_workers(plan, workers)
     return changes + _proof(changes, engines)
@@ -312,23 +313,24 @@ def _unlike(
 
 
 def _left_over(
-    engines: Collection[str],
+    declared: Collection[str],
     registered: Iterable[tuple[str, str]],
     running: Mapping[str, Mapping[str, str]],
 ) -> list[Change]:
-    """Engines that are registered or run on a host although the plan does not have them, by name."""
+    """Members that are registered or run on a host although the plan does not have them, by name."""
     places: dict[str, dict[str, None]] = {}
     for host, engine in registered:
         places.setdefault(engine, {})[f"registered on {host}"] = None
     for host, members in running.items():
         for member, revision in members.items():
             if revision:
-                # An engine's name ends in a dash and a number, a headless member's in a dot and another one.
-                places.setdefault(re.sub(r"\.\d+$", "", member), {})[f"runs on {host}"] = None
+                # Those of an engine that is gone are told as one: theirs are its name and .NUMBER.
+                engine = re.sub(r"\.\d+$", "", member)
+                places.setdefault(member if engine in declared else engine, {})[f"runs on {host}"] = None
     return [
         Change(engine, "stop", (*places[engine], "no longer in the inventory"))
         for engine in sorted(places)
-        if engine not in engines
+        if engine not in declared
     ]
 
 

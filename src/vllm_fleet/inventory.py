@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from vllm_fleet import rules
-from vllm_fleet.problems import Path, Problems, Rule, is_secret, origin, plain, shown
+from vllm_fleet.problems import HIDDEN, SECRET_NAME, Path, Problems, Rule, is_secret, origin, plain, shown
 
 PREFIX = "fleet_"
 ROUTER_GROUP = "router"
@@ -634,6 +634,11 @@ def _check_pool_contents(
         if name in seen:
             report(rules.REPEATED_ARGUMENT, f"the same argument as {seen[name]}", "args", key, value=value)
         seen[name] = key
+        if SECRET_NAME.search(name) and name not in REFUSED_ARGS:
+            what = "it would be in a file, in `--diff` and in logs; vLLM reads secrets from the environment"
+            report(
+                rules.REFUSED_ARGUMENT, what, "args", key, value=HIDDEN, remedy="Set it in `env`, encrypted."
+            )
         if name in REFUSED_ARGS:
             report(rules.REFUSED_ARGUMENT, REFUSED_ARGS[name], "args", key, value=value)
         owner = OWNED_ARGS.get(name.split(".", 1)[0])

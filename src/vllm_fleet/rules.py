@@ -107,8 +107,8 @@ OWNED_ROUTER_ARGUMENT = Rule(
 
 NO_POOLS = Rule(
     "no-pools",
-    "A fleet has at least one pool.",
-    "Without a pool there is no engine.",
+    "A fleet has at least one pool, or an engine that somebody else runs.",
+    "Without either there is no engine.",
     DESIGN,
     "Describe the pools in fleet_pools.",
 )

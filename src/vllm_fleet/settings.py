@@ -38,6 +38,8 @@ def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
     if v.accelerator == "cpu":
         # OMP threads bound by two engines to the same cores starve both.
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # Tensor parallelism compiles a step, also in eager mode, and the image has no compiler.
+        env["TORCHDYNAMO_DISABLE"] = "1"
     elif engine.spans:
         # NCCL would find NVLink between hosts by itself; told so, it fails at once where there is none.
         env["NCCL_MNNVL_ENABLE"] = "1" if v.kv_transport == "nvlink" else "0"

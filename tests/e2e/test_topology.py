@@ -49,6 +49,11 @@ def container(fleet, host: str, member: str) -> str:
     return seen.stdout.strip() if seen.rc == 0 else ""
 
 
+def died_first(dead: str, member: str) -> str:
+    """How the journal of a member names the one that died first."""
+    return "this member died first" if dead == member else f"{dead} on 198.18.40."
+
+
 @pytest.fixture(scope="module")
 def wide(fleet, tmp_path_factory) -> Path:
     """The inventory of a prefill and a decode of two data-parallel ranks on two hosts, deployed."""
@@ -106,7 +111,7 @@ def test_when_a_member_dies_the_engine_restarts_as_a_whole_and_is_proved_again(f
         raise AssertionError(f"not both members were started again: {before} -> {after}")
     for other, name in places:
         journal = fleet.run(other, f"journalctl -u vllm-engine-{name} -o cat --no-pager -n 2000")
-        assert f"{member} " in " ".join(line for line in journal.splitlines() if "[vllm-link]" in line)
+        assert died_first(member, name) in [line for line in journal.splitlines() if "died first" in line][-1]
         assert (
             json.loads(fleet.run(other, f"cat /etc/vllm-fleet/engines/{name}/died.json"))["member"] == member
         )
@@ -135,7 +140,8 @@ def test_a_member_that_keeps_dying_ends_in_a_failed_state_that_names_it(fleet, w
         assert states == ["failed", "failed"]
         for host, unit in units:
             log = fleet.run(host, f"journalctl -u {unit} -o cat --no-pager -n 400")
-            assert HEADLESS in [line for line in log.splitlines() if "died first" in line][-1]
+            last = [line for line in log.splitlines() if "died first" in line][-1]
+            assert died_first(HEADLESS, unit.removeprefix("vllm-engine-")) in last
         assert "no-such-argument" in fleet.run("rack1-04", f"journalctl -u {units[1][1]} --no-pager -n 400")
     finally:
         fleet.run("rack1-04", f"mv /root/kept {settings}")
@@ -167,7 +173,7 @@ def test_an_engine_that_is_healthy_but_does_not_serve_is_refused(fleet, changed_
     done = fleet.play("site", inventory=wrong)
     assert done.rc != 0
     assert "Engine moe-rack1-05-0" in done.words
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError, match="503"):  # the front is there, and no router behind it
         ask(FRONT, prompt="?", max_tokens=1, timeout=5)
     assert fleet.play("remove", inventory=wrong).rc == 0
 

@@ -199,3 +199,20 @@ def test_a_headless_member_that_dies_fails_at_once_however_long_its_container_ra
     systemd.unit(UNIT, {"NRestarts": "1"})
     systemd.docker = started(100)
     assert "NRestarts 0 -> 1" in run_module("engine_ready", engines=[HEADLESS], restarts={UNIT: 0})["msg"]
+
+
+def test_a_head_without_a_container_is_told_from_one_that_is_slow(run_module, engine, systemd):
+    systemd.unit(UNIT)
+    engine.healthy = False
+    spec = engine.spec() | {"container": "vllm-engine-p"}
+    waits = "its container does not run, it starts or waits for the other members"
+    assert waits in run_module("engine_ready", engines=[spec], slice=0.1)["summary"]
+    systemd.docker = (0, "true\n")
+    assert waits not in run_module("engine_ready", engines=[spec], slice=0.1)["summary"]
+
+
+def test_the_time_out_shows_the_logs_of_those_that_are_late(wait, engine, systemd):
+    systemd.unit(UNIT)
+    engine.healthy = False
+    systemd.journal = "[vllm-link] waiting for decode.1"
+    assert wait(timeout=0.1)["msg"].endswith("ends with:\n[vllm-link] waiting for decode.1")

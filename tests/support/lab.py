@@ -83,8 +83,14 @@ def play(playbook: Path, *words: str, inventory: Path = LAB, **variables: Any) -
     LOGS.mkdir(parents=True, exist_ok=True)
     (LOGS / f"{time.strftime('%H%M%S')}-{playbook.stem}.log").write_text(output)
     # Of Ansible or of ours; an engine's own log may well show one.
-    assert not re.search(r"^Traceback", output, re.MULTILINE), output[-4000:]
+    ours = [text for text in tracebacks(output) if re.search(r"/(ansible|vllm_fleet|plugins)/", text)]
+    assert not ours, ours[0]
     return Play(done.returncode, output)
+
+
+def tracebacks(output: str) -> list[str]:
+    """Each traceback at the beginning of a line, with its indented lines."""
+    return re.findall(r"^Traceback.*\n(?:[ \t].*\n)*", output, re.MULTILINE)
 
 
 def converge(role: str, *words: str, **variables: Any) -> Play:

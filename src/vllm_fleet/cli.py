@@ -70,7 +70,11 @@ def validate(
     _finish(found, as_json, {})
     if not as_json:
         hosts = len({host for engine in engines for host in engine.hosts})
-        sys.stdout.write(f"The inventory is right: {len(engines)} engines on {hosts} hosts.\n")
+        counts = " on ".join(
+            f"{count} {word}{'' if count == 1 else 's'}"
+            for count, word in ((len(engines), "engine"), (hosts, "host"))
+        )
+        sys.stdout.write(f"The inventory is right: {counts}.\n")
 
 
 @app.command()

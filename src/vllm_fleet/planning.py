@@ -194,12 +194,15 @@ def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _topology(engine: Engine, host: str, rank: int, url: str) -> str:
+def _topology(fleet: Fleet, engine: Engine, rank: int, url: str) -> str:
     """What the member's journal says at each start."""
-    shape, (first, last) = engine.shape, (engine.devices.start, engine.devices.stop - 1)
+    shape, host = engine.shape, engine.hosts[rank]
+    ports = placement.side_channel_ports(fleet, engine, rank)
+    channel = placement.authority(placement.address(fleet, host), ports[0]) if ports else "none"
     return (
-        f"engine={engine.name} role={engine.role} host={host} rank={rank}/{shape.nnodes} gpus={first}-{last} "
-        f"tp={shape.tp} pp={shape.pp} dp={shape.dp} ep={'yes' if engine.expert_parallel else 'no'} url={url}"
+        f"engine={engine.name} role={engine.role} host={host} rank={rank}/{shape.nnodes} "
+        f"gpus={engine.devices.start}-{engine.devices.stop - 1} tp={shape.tp} pp={shape.pp} dp={shape.dp} "
+        f"ep={'yes' if engine.expert_parallel else 'no'} url={url} side_channel={channel}"
     )
 
 
@@ -256,7 +259,7 @@ def _members(fleet: Fleet, engine: Engine) -> list[dict[str, Any]]:
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
-                "topology": _topology(engine, host, rank, url),
+                "topology": _topology(fleet, engine, rank, url),
                 # Which of the variables are the operator's own, and so may be secrets.
                 "operator_env": sorted(engine.env),
                 "fingerprint": fingerprint,

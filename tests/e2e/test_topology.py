@@ -80,6 +80,7 @@ def test_the_members_run_as_planned_and_say_so_in_their_journals(fleet, wide):
             f"rank={rank}",
             "tp=1",
             "dp=2",
+            f"side_channel=198.18.40.{5 if host == 'rack1-05' else 4}:",
             "image=sha256:",
         ):
             assert word in line

@@ -284,3 +284,12 @@ def test_an_override_of_the_head_shapes_the_engine(engines):
     plan = fleet.pool("decode", gpus=2, engines_per_host=1).plan()
     spread = [e["hosts"] for e in plan["engines"] if e["role"] == "decode"]
     assert spread == [["a", "b"]] * engines + [["c"]]
+
+
+def test_a_members_journal_says_what_it_is():
+    plan = two_hosts(data_parallel_size=2).plan()
+    name, address = f"decode-{A}-0", plan["hosts"][B]["address"]
+    assert members(plan, name)[1]["topology"] == (
+        f"engine={name} role=decode host={B} rank=1/2 gpus=0-0 tp=1 pp=1 dp=2 ep=no "
+        f"url={plan['engines'][1]['url']} side_channel={address}:5601"
+    )

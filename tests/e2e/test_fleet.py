@@ -247,8 +247,8 @@ def test_a_port_that_is_taken_is_named_with_its_program(fleet):
 def test_an_engine_that_dies_while_starting_fails_at_its_first_restart(fleet, changed_inventory, cause):
     """vLLM refuses more context than the model has after some seconds; or somebody kills the container."""
     before = fleet.containers()
-    longest = 999999 if cause == "refused" else 2048
-    decode = {**POOLS["decode"], "args": {**POOLS["decode"]["args"], "max_model_len": longest}}
+    changed = {"max_model_len": 999999} if cause == "refused" else {"max_num_seqs": 4}
+    decode = {**POOLS["decode"], "args": {**POOLS["decode"]["args"], **changed}}
     inventory = changed_inventory(fleet_pools={**POOLS, "decode": decode})
     with ThreadPoolExecutor() as pool:
         running_play = pool.submit(fleet.play, "site", inventory=inventory)

@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_is_refused(as_converged: str) -> None:
         seen = refused("vllm_engine", only="rack1-04", fleet_pools=TWO_POOLS)
     finally:
         run("rack1-04", "systemctl stop squatter")
-    assert f"rack1-04: a port that the plan gives to {SECOND} (HTTP {SECOND_PORT}" in seen
+    assert f"rack1-04: a port that the plan gives to {SECOND} ({SECOND_PORT}, " in seen
     assert "Nothing was written or started on this host." in seen
     assert containers("rack1-04") == as_converged
 

@@ -157,16 +157,21 @@ class Watched:
         self._thread = threading.Thread(target=self._probe, daemon=True)
         self._thread.start()
 
-    def _look_at_container(self) -> None:
-        """Docker knows since when it runs, so nothing is to be remembered between two slices."""
+    def _container_seconds(self) -> float | None:
+        """Since when its container runs: docker knows, so nothing is to be remembered between two slices."""
         command = ["docker", "inspect", "--format", "{{.State.Running}} {{.State.StartedAt}}", self.container]
         code, out, _ = self._module.run_command(command)
         running, _, started = out.strip().partition(" ")
         if code != 0 or running != "true":
+            return None
+        # 2026-01-31T23:59:59.123456789Z: more digits than Python reads.
+        return time.time() - timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
+
+    def _look_at_container(self) -> None:
+        seconds = self._container_seconds()
+        if seconds is None:
             self.seen = "its container does not run; it waits for the other members of its engine"
             return
-        # 2026-01-31T23:59:59.123456789Z: more digits than Python reads.
-        seconds = time.time() - timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
         self.ready = seconds >= self._module.params["alive"]
         self.seen = f"its container has run for {seconds:.0f} s"
 
@@ -179,14 +184,10 @@ class Watched:
             self.seen = "ready"
         except HttpError as fault:
             self.seen = str(fault)
-            if self.container and not self._container_runs():
+            if self.container and self._container_seconds() is None:
                 self.seen += (
                     "; its container does not run, it starts or waits for the other members of its engine"
                 )
-
-    def _container_runs(self) -> bool:
-        command = ["docker", "inspect", "--format", "{{.State.Running}}", self.container]
-        return bool(self._module.run_command(command)[1].strip() == "true")
 
     def _serves_the_model(self) -> None:
         models = fetch_json(f"{self.url}/v1/models", timeout=QUICK).get("data")

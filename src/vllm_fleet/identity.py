@@ -27,9 +27,7 @@ def expected_members(
     engines = {engine["name"]: engine for engine in plan["engines"]}
     images = {place: fact.get("image_id") for place, fact in registered_engines(registrations).items()}
     return [
-        _member(plan, engine, member, images.get((engine["head"], engine["name"])))
-        for member in plan["hosts"][host]["members"]
-        for engine in [engines[member["engine"]]]
+        _member(plan, engines[member["engine"]], member, images) for member in plan["hosts"][host]["members"]
     ]
 
 
@@ -39,12 +37,7 @@ def expected_external(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "engine": engine["name"],
             "url": engine["url"],
-            "expected": {
-                "model": plan["model"]["path"],
-                "served_name": plan["model"]["served_name"],
-                **{size: engine[size] for size in SIZES},
-                "max_model_len": engine["max_model_len"],
-            },
+            "expected": _sizes(plan, engine) | {"max_model_len": engine["max_model_len"]},
             "server_info": True,
         }
         for engine in plan["engines"]
@@ -52,8 +45,20 @@ def expected_external(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _sizes(plan: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What is expected of every engine, ours or not: the model and the parallel sizes."""
+    return {
+        "model": plan["model"]["path"],
+        "served_name": plan["model"]["served_name"],
+        **{size: engine[size] for size in SIZES},
+    }
+
+
 def _member(
-    plan: Mapping[str, Any], engine: Mapping[str, Any], member: Mapping[str, Any], image_id: str | None
+    plan: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    member: Mapping[str, Any],
+    images: Mapping[tuple[str, str], str | None],
 ) -> dict[str, Any]:
     operators = set(member["operator_env"])
     return {
@@ -62,11 +67,9 @@ def _member(
         "url": member["url"],
         "container": member["container"],
         "unit": member["unit"],
-        "image_id": image_id,
+        "image_id": images.get((engine["head"], engine["name"])),
         "expected": {
-            "model": plan["model"]["path"],
-            "served_name": plan["model"]["served_name"],
-            **{size: engine[size] for size in SIZES},
+            **_sizes(plan, engine),
             "nnodes": engine["nnodes"],
             "enable_expert_parallel": engine["enable_expert_parallel"],
             "kv_role": member["args"].get("kv_transfer_config", {}).get("kv_role"),

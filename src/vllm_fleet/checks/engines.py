@@ -58,9 +58,9 @@ def _findings(
 ) -> Iterator[tuple[str, Rule, str, str | None]]:
     """What is wrong with arguments whose plain spelling is not owned: name, rule, what, remedy."""
     for name, value in args.items():
-        meant = arguments.canonical_name(record, name)
         if is_owned(name):
             continue  # reported where the inventory was read
+        meant = arguments.canonical_name(record, name)
         if is_owned(meant):
             yield name, rules.OWNED_ARGUMENT, f"another spelling of {meant}, which the plan derives", None
         elif finding := arguments.check_argument(record, name, value):

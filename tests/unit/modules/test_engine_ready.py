@@ -207,7 +207,7 @@ def test_a_head_without_a_container_is_told_from_one_that_is_slow(run_module, en
     spec = engine.spec() | {"container": "vllm-engine-p"}
     waits = "its container does not run, it starts or waits for the other members"
     assert waits in run_module("engine_ready", engines=[spec], slice=0.1)["summary"]
-    systemd.docker = (0, "true\n")
+    systemd.docker = started(1)
     assert waits not in run_module("engine_ready", engines=[spec], slice=0.1)["summary"]
 
 

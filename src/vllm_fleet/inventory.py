@@ -26,8 +26,8 @@ type Transport = Literal["nvlink", "rdma", "tcp"]
 type Role = Literal["prefill", "decode", "mixed"]
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
-IMAGE_VARIANTS = {"cuda": "cu13", "cpu": "cpu"}
-VLLM_VERSIONS = {"cu13": "0.33.0", "cpu": "0.32.0"}
+IMAGE_VARIANTS = {"cuda": "arm64-cu13", "cpu": "cpu"}
+VLLM_VERSIONS = {"arm64-cu13": "0.33.0", "amd64-cu13": "0.33.0", "cpu": "0.32.0"}
 """What the image of each variant holds (images/vllm-nixl)."""
 SHM_SIZES = {"cuda": "16g", "cpu": "1g"}
 KV_FLOORS_GBPS = {"nvlink": 10.0, "rdma": 2.0, "tcp": 0.005}
@@ -268,7 +268,7 @@ class FleetVars(_Model):
     image: Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*(/[a-z0-9]+([._-][a-z0-9]+)*)*$")] = (
         "vllm-nixl"
     )
-    image_variant: Literal["cpu", "cu13"] | None = None
+    image_variant: Literal["arm64-cu13", "amd64-cu13", "cpu"] | None = None
 
 
 class HostVars(_Model):

@@ -240,7 +240,7 @@ OTHER_VARIANT = Rule(
     "The image's variant is one for the fleet's accelerator.",
     "The other one's engines do not start on these hosts.",
     "images/vllm-nixl",
-    "Remove fleet_image_variant.",
+    "Remove fleet_image_variant, or name one for the accelerator.",
     overridable=True,
 )
 SOCKET_INTERFACE = Rule(

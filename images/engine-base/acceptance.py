@@ -1,4 +1,7 @@
-"""Acceptance test of the image `engine-base`, run where its architecture is this machine's: Python and compilers work."""
+"""Acceptance test of the image `engine-base`, run where its architecture is this machine's.
+
+Python, the accounts and certificates, the libraries and the compilers are those of a working Debian.
+"""
 
 import json
 import os
@@ -21,11 +24,16 @@ assert os.confstr("CS_GNU_LIBC_VERSION") == f"glibc {spec['glibc']}", os.confstr
 for program in ("ip", "numactl", "sh", "awk", "dpkg"):
     assert shutil.which(program), f"{program} is missing"
 assert pwd.getpwuid(0).pw_name == "root"
-assert ssl.create_default_context(cafile="/etc/ssl/certs/ca-certificates.crt").cert_store_stats()["x509_ca"] > 100
+assert (
+    ssl.create_default_context(cafile="/etc/ssl/certs/ca-certificates.crt").cert_store_stats()["x509_ca"]
+    > 100
+)
 assert subprocess.run(["dpkg", "-s", "libibverbs1"], capture_output=True, check=True)
 
 # What Triton and torch do at run time: compile against Python's headers, and load it.
-SOURCE = '#include <Python.h>\nextern "C" int version() { return PY_MAJOR_VERSION * 100 + PY_MINOR_VERSION; }\n'
+SOURCE = (
+    '#include <Python.h>\nextern "C" int version() { return PY_MAJOR_VERSION * 100 + PY_MINOR_VERSION; }\n'
+)
 with tempfile.TemporaryDirectory() as folder:
     source, library = pathlib.Path(folder, "a.cpp"), pathlib.Path(folder, "a.so")
     source.write_text(SOURCE)

@@ -159,6 +159,18 @@ def test_console_scripts_have_the_image_s_interpreter(engine, start):
     assert (folder / "bin/shell").read_text() == "#!/bin/sh\necho\n"
 
 
+def test_when_a_wheel_was_fetched_is_forgotten(engine):
+    folder = site()
+    (folder / "nvidia/cu13/lib64").unlink()
+    info = folder / "six-1.dist-info"
+    before = (info / "RECORD").read_text()
+    (info / "uv_cache.json").write_text('{"timestamp": 1}')
+    (info / "RECORD").write_text(f"{before}{info.name}/uv_cache.json,sha256=x,16\n")
+    engine.mend(folder)
+    assert not (info / "uv_cache.json").exists()
+    assert (info / "RECORD").read_text() == before
+
+
 def test_the_toolkit_gets_the_names_that_linkers_know(engine):
     folder = site()
     shutil.rmtree(folder / "nvidia")

@@ -38,6 +38,7 @@ FOLDERS = {
     "accept": "import os, pathlib, sys\n"
     "state = pathlib.Path(os.environ['FAKE_DOCKER'])\n"
     "(state / 'accepted').open('a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+    "pathlib.Path(sys.argv[-1].removeprefix('--sbom=')).touch()\n"
     "sys.exit((state / 'fail-accept').exists())\n",
 }
 HERE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]

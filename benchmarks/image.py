@@ -2,8 +2,8 @@
 
 `python benchmarks/image.py`, with the Python of the environment. It needs docker, images/engine-base:arm64,
 `make wheelhouse TARGET=arm64-cu13`, and qemu for arm64 registered with the kernel (Debian: qemu-user-static,
-binfmt-support); it ends with a message where one is missing. Downloads are not in it. The part of the lock that
-is taken is named below: all of it, 9 GB, would take hours under emulation.
+binfmt-support); it ends with a message where one is missing. Downloads are not in it. The part of the lock is
+named below: all of it, 9 GB, would take hours under emulation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,24 +46,23 @@ def subset() -> str:
     return "".join(f"{name}{rest}\n" for name, rest in entries if name in SUBSET)
 
 
-def seconds(command: list[str | Path]) -> float:
+def seconds(command: Sequence[str | Path]) -> float:
     """How long a command takes that must end well."""
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(
-            f"image.py: {command[0]} ended with status {done.returncode}: {(done.stderr or done.stdout)[-1500:]}"
-        )
+        said = (done.stderr or done.stdout)[-1500:]
+        sys.exit(f"image.py: {command[0]} ended with status {done.returncode}: {said}")
     return time.monotonic() - started
 
 
 def image(name: str) -> str:
     """The tag of an image that has been built."""
-    check = [sys.executable, ROOT / "images/build", "--check", name]
+    check = [sys.executable, str(ROOT / "images/build"), "--check", name]
     (told,) = json.loads(subprocess.run(check, capture_output=True, check=True).stdout)
     if not told["id"]:
         sys.exit(f"image.py: {name} is not built; run images/build {name}")
-    return told["tag"]
+    return str(told["tag"])
 
 
 def main() -> None:
@@ -74,8 +74,8 @@ def main() -> None:
     seconds([*docker, "--platform=linux/arm64", target, "python3", "-c", "pass"])  # an emulator is registered
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
     figures: dict[str, list[float]] = {"native": [], "emulated": []}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         folder.chmod(0o755)
         (folder / "lock").write_text(subset())
         (pip,) = WHEELS.glob("pip-*.whl")
@@ -137,12 +137,9 @@ def main() -> None:
             ]
             figures["emulated"].append(seconds([*install, "--no-cache-dir", "--requirement=/work/lock"]))
             print(" ".join(f"{way} {times[-1]:.1f} s" for way, times in figures.items()), flush=True)
-    medians = {way: statistics.median(times) for way, times in figures.items()}
-    print(
-        f"{len(SUBSET)} distributions: native {medians['native']:.1f} s, emulated {medians['emulated']:.1f} s,",
-        end=" ",
-    )
-    print(f"ratio {medians['emulated'] / medians['native']:.1f}")
+    here, emulated = (statistics.median(times) for times in figures.values())
+    print(f"{len(SUBSET)} distributions: {here:.1f} s, under emulation {emulated:.1f} s", end=", ")
+    print(f"ratio {emulated / here:.1f}")
 
 
 if __name__ == "__main__":

@@ -320,6 +320,10 @@ class Host:
         """The interface that ranks on several hosts talk over. Over TCP it is the KV cache's, unless set."""
         return self.vars.socket_ifname or (self.vars.net_device if transport == "tcp" else None)
 
+    def ucx_net_devices(self, transport: Transport) -> str | None:
+        """The devices that UCX may use. Beside NVLink it needs TCP, over the ranks' interface, unless set."""
+        return self.vars.net_device or (self.vars.socket_ifname if transport != "rdma" else None)
+
 
 @dataclass(slots=True)
 class Fleet:

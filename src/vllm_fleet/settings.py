@@ -112,7 +112,7 @@ def environment(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
             "UCX_TLS": UCX_TLS[v.accelerator, v.kv_transport],
         }
-        if device := host.vars.net_device:
+        if device := host.ucx_net_devices(v.kv_transport):
             env["UCX_NET_DEVICES"] = device
         if v.accelerator == "cuda" and v.kv_mapping == "per_transfer":
             env["UCX_CUDA_IPC_CACHE"] = "n"

@@ -142,6 +142,23 @@ def test_mapping_per_transfer_is_told_to_both_sides():
     assert [member["env"]["UCX_CUDA_IPC_CACHE"] for member in members(fleet)] == ["n", "n"]
 
 
+@pytest.mark.parametrize(
+    ("transport", "variables", "device"),
+    [
+        ("nvlink", {}, None),
+        ("nvlink", {"fleet_socket_ifname": "eth0"}, "eth0"),
+        ("tcp", {"fleet_socket_ifname": "eth0"}, "eth0"),
+        # The NICs of RDMA are others.
+        ("rdma", {"fleet_socket_ifname": "eth0"}, None),
+        ("rdma", {"fleet_socket_ifname": "eth0", "fleet_net_device": "mlx5_0:1"}, "mlx5_0:1"),
+        ("nvlink", {"fleet_socket_ifname": "eth0", "fleet_net_device": "eth1"}, "eth1"),
+    ],
+)
+def test_ucx_takes_the_interface_of_the_ranks_where_it_needs_tcp(transport, variables, device):
+    fleet = two_hosts(transport).everywhere(**variables)
+    assert {member["env"].get("UCX_NET_DEVICES") for member in members(fleet)} == {device}
+
+
 # --- Engines over several hosts -----------------------------------------------------------------------------------
 
 

@@ -49,7 +49,8 @@ def role(tmp_path) -> Callable[..., Done]:
         (tmp_path / "info.json").write_text(json.dumps({"LiveRestoreEnabled": False} | info) + "\n")
         file = tmp_path / "daemon.json"
         if daemon is not None:
-            file.write_text(json.dumps(daemon, indent=2))
+            # As the role writes it.
+            file.write_text(json.dumps(daemon, indent=4, sort_keys=True) + "\n")
         (tmp_path / "play.yml").write_text(PLAY)
         variables = {"ansible_python_interpreter": sys.executable, "__engine_host_daemon_file": str(file)}
         done = subprocess.run(

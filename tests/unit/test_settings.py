@@ -262,14 +262,17 @@ def test_ucx_variables_that_only_tell_of_it_may_differ():
     assert rules_of(differing) == {"ucx-equal"}
 
 
-def test_each_gpu_of_a_host_has_one_numa_node():
+@pytest.mark.parametrize("nodes", [[0, 1], [0] * 9, []])
+def test_each_gpu_of_a_host_has_one_numa_node(nodes):
     fleet = two_hosts()
-    fleet.hosts["d"]["fleet_numa_nodes"] = [0, 1]
+    fleet.hosts["d"]["fleet_numa_nodes"] = nodes
     (problem,) = fleet.judge()[1]
     assert (problem["rule"], problem["hosts"], problem["variable"]) == (
         "numa-nodes",
         ["d"],
         "fleet_numa_nodes",
     )
-    fleet.hosts["d"]["fleet_numa_nodes"] = [0] * 7 + [True]
-    assert rules_of(fleet) == {"wrong-value"}
+
+
+def test_a_numa_node_is_a_number():
+    assert rules_of(two_hosts().everywhere(fleet_numa_nodes=[0] * 7 + [True])) == {"wrong-value"}

@@ -46,7 +46,7 @@ class Nvlink:
     plain: bool = False
     """An engine's KV is a plain allocation, which only processes of one PID namespace can map."""
     shared: frozenset[str] = frozenset()
-    """Hosts with prefill and decode engines, whose KV does not leave the host."""
+    """Hosts with both prefill and decode engines: some of their KV does not leave them."""
 
 
 def nvlink(fleet: Fleet, engines: Sequence[Engine]) -> Nvlink:

@@ -84,7 +84,7 @@ def environment(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[
     if v.accelerator == "cpu":
         # OMP threads bound by two engines to the same cores starve both.
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # Tensor parallelism compiles a step, also in eager mode, and the image has no compiler.
+        # Tensor parallelism compiles a step, also in eager mode: minutes on the cores of a lab.
         env["TORCHDYNAMO_DISABLE"] = "1"
     else:
         env |= _cuda_environment(fleet, engine, links)

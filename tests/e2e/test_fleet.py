@@ -133,7 +133,7 @@ def test_an_engine_host_is_as_planned(fleet, name, engine, address):
     fact = json.loads(host.file(f"/etc/ansible/facts.d/vllm-engine-{engine}.fact").content_string)
     assert (fact["engine"], fact["schema"]) == (engine, 1)
     running = host.check_output(f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{engine}")
-    assert fact["image_id"] == running
+    assert fact["image_ids"] == {name: running}
     assert fact["url"] == f"http://{address}:8000"
     assert host.socket(f"tcp://{address}:8000").is_listening
 

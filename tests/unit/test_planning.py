@@ -200,6 +200,46 @@ def test_the_operators_values_win_over_defaults():
     assert member["container_options"]["shm_size"] == "2g"
 
 
+@pytest.mark.parametrize("source", ["archive", "build"])
+def test_without_a_registry_no_host_is_one_and_no_port_is_taken(source):
+    fleet = lab().everywhere(fleet_image_source=source)
+    plan = fleet.plan()
+    assert plan["image"]["source"] == source
+    assert plan["registry"] is None
+    assert "fleet_registry" not in {group for _, group in plan["groups"]}
+    assert "registry" not in {use["purpose"] for host in plan["hosts"].values() for use in host["ports"]}
+    del fleet.groups["registry"]
+    assert fleet.plan() == plan
+
+
+def test_the_registry_is_where_hosts_reach_it():
+    fleet = lab()
+    fleet.hosts["rack1-router"]["fleet_address"] = "fd00::2"
+    assert fleet.plan()["registry"] == {
+        "host": "rack1-router", "address": "fd00::2", "port": 5000, "authority": "[fd00::2]:5000",
+    }  # fmt: skip
+
+
+def test_an_image_of_somebody_else_may_hold_another_vllm():
+    reference = f"images.example:5000/vllm/vllm-openai:v1@sha256:{'0' * 64}"
+    image = (
+        gpu()
+        .everywhere(fleet_image_reference=reference, fleet_image_vllm_version="0.34.1.dev2+g0")
+        .plan()["image"]
+    )
+    assert (image["reference"], image["vllm_version"]) == (reference, "0.34.1.dev2+g0")
+    assert gpu().everywhere(fleet_image_reference=reference).plan()["image"]["vllm_version"] == "0.33.0"
+
+
+@pytest.mark.parametrize(
+    ("variant", "architecture"), [(None, "arm64"), ("arm64-cu13", "arm64"), ("amd64-cu13", "amd64")]
+)
+def test_the_variant_says_what_the_hosts_are(variant, architecture):
+    fleet = gpu().everywhere(fleet_image_variant=variant) if variant else gpu()
+    assert fleet.plan()["image"]["architecture"] == architecture
+    assert lab().plan()["image"]["architecture"] == "amd64"
+
+
 def test_the_fingerprint_follows_what_is_applied_and_nothing_else():
     first = member_of(lab())["fingerprint"]
     assert member_of(lab().everywhere(fleet_image="other", fleet_front_port=30010))["fingerprint"] == first

@@ -79,12 +79,17 @@ def without_image(tag: str) -> Iterator[None]:
         images.remove("vllm-fleet/kept:air-gap")
 
 
+def docker_settings(host: str) -> str:
+    return run(host, "cat /etc/docker/daemon.json")
+
+
 class Site:
     """The folder of an unpacked bundle, and commands in it without a network."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.about = dict(line.split("=", 1) for line in (folder / ".state/bundle").read_text().splitlines())
+        self.docker_settings = {host: docker_settings(host) for host in HOSTS}
 
     def __call__(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command in the namespace, without anything of this repository or of its settings for pip."""
@@ -178,8 +183,9 @@ def test_the_fleet_is_deployed_from_it_and_serves(site):
     done = site(*playbook)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     for host in HOSTS[:2]:
-        assert run(host, "docker ps --no-trunc --format '{{.Image}}'") == site.about["bundle_image_id"]
-        assert run(host, "cat /etc/docker/daemon.json").count("insecure-registries") == 0
+        image = run(host, "docker ps --quiet | xargs docker inspect --format '{{.Image}}'")
+        assert image == site.about["bundle_image_id"]
+        assert docker_settings(host) == site.docker_settings[host]
     ask = f"""import json, urllib.request
 body = json.dumps({{"model": "tiny", "prompt": "Hello", "max_tokens": 4}}).encode()
 request = urllib.request.Request("{FRONT}/v1/completions", body, {{"Content-Type": "application/json"}})

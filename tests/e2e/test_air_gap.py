@@ -99,7 +99,13 @@ class Site:
         done = subprocess.run(
             [*AS_ROOT, "ip", "netns", "exec", NAMESPACE, *command],
             cwd=self.folder,
-            env=environment | {"ANSIBLE_NOCOLOR": "1", "PIP_CONFIG_FILE": os.devnull},
+            env=environment
+            | {
+                "ANSIBLE_NOCOLOR": "1",
+                "PIP_CONFIG_FILE": os.devnull,
+                # Connections that stay open die with the namespace; nobody else may take them up.
+                "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.folder.parent / "cp"),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

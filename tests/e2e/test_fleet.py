@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import DECODE, PAIR, PREFILL, ask, steady_stream
 from kv_proxy import running
-from lab import FRONT, LAB
+from lab import ENGINES, FRONT, LAB
 
 POOLS = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text())["fleet_pools"]
 GATEWAY = "198.18.40.1"  # this machine, as the lab's hosts reach it
@@ -107,6 +107,24 @@ def test_a_second_run_changes_and_restarts_nothing(fleet):
     )
     assert len(done.recap) == 4
     assert fleet.containers() == before
+
+
+@pytest.mark.parametrize("source", ["archive", "build"])
+def test_another_way_of_the_image_to_the_hosts_restarts_nothing(fleet, changed_inventory, source):
+    """The same image, and no registry any more; `build` finds it on each host by its content."""
+    before = fleet.containers()
+
+    def without_registry(groups):
+        del groups["registry"]
+
+    inventory = changed_inventory(hosts=without_registry, fleet_image_source=source)
+    done = fleet.deploy(inventory=inventory)
+    assert fleet.containers() == before
+    # The sources of images, and a mark that they are complete.
+    sources = 2 if source == "build" else 0
+    assert [done.changed(host) for host in (*ENGINES, "rack1-router")] == [sources, sources, 0]
+    again = fleet.deploy("--check", inventory=inventory)
+    assert [counters["changed"] for counters in again.recap.values()] == [0] * 4
 
 
 def test_check_mode_on_a_deployed_fleet_changes_nothing(fleet):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ import pytest
 import yaml
 from conftest import DECODE, PAIR, PREFILL, ask, steady_stream
 from kv_proxy import running
-from lab import ENGINES, FRONT, LAB
+from lab import FRONT, LAB
 
 POOLS = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text())["fleet_pools"]
 GATEWAY = "198.18.40.1"  # this machine, as the lab's hosts reach it
@@ -109,22 +111,39 @@ def test_a_second_run_changes_and_restarts_nothing(fleet):
     assert fleet.containers() == before
 
 
-@pytest.mark.parametrize("source", ["archive", "build"])
-def test_another_way_of_the_image_to_the_hosts_restarts_nothing(fleet, changed_inventory, source):
-    """The same image, and no registry any more; `build` finds it on each host by its content."""
+def without_registry(groups):
+    del groups["registry"]
+
+
+def test_an_archive_in_place_of_the_registry_restarts_nothing(fleet, changed_inventory):
     before = fleet.containers()
-
-    def without_registry(groups):
-        del groups["registry"]
-
-    inventory = changed_inventory(hosts=without_registry, fleet_image_source=source)
-    done = fleet.deploy(inventory=inventory)
+    done = fleet.deploy(inventory=changed_inventory(hosts=without_registry, fleet_image_source="archive"))
+    assert [counters["changed"] for counters in done.recap.values()] == [0] * 4
     assert fleet.containers() == before
-    # The sources of images, and a mark that they are complete.
-    sources = 2 if source == "build" else 0
-    assert [done.changed(host) for host in (*ENGINES, "rack1-router")] == [sources, sources, 0]
+
+
+def test_a_host_that_builds_for_itself_runs_its_own_image(fleet, changed_inventory):
+    """The image of one host is made of that of the others: the same content, another id, as from a build of its own."""
+    before = fleet.containers()
+    there = fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    command = [sys.executable, LAB.parents[1] / "images/build", "--check", "vllm-nixl:cpu"]
+    tag = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)[0]["tag"]
+    dockerfile = f"FROM {there}\\nLABEL host=rack1-05\\n"
+    fleet.run("rack1-05", f"printf '{dockerfile}' | docker build --quiet --tag {tag} -")
+    fleet.run("rack1-04", f"docker tag {there} {tag}")
+    inventory = changed_inventory(hosts=without_registry, fleet_image_source="build")
+    fleet.deploy(inventory=inventory)
+    own = fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    assert own != there
+    fact = fleet.run("rack1-05", f"cat /etc/ansible/facts.d/vllm-engine-{DECODE}.fact")
+    assert json.loads(fact)["image_ids"] == {"rack1-05": own}
+    assert fleet.containers()["rack1-04"] == before["rack1-04"]
     again = fleet.deploy("--check", inventory=inventory)
     assert [counters["changed"] for counters in again.recap.values()] == [0] * 4
+    fleet.deploy()
+    assert there == fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    for host in ("rack1-04", "rack1-05"):
+        fleet.run(host, f"docker rmi {tag}")
 
 
 def test_check_mode_on_a_deployed_fleet_changes_nothing(fleet):

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from lab import ENGINES, LAB, REGISTRY, ROOT, converge, refused, run
+from lab import ENGINES, LAB, REGISTRY, ROOT, converge, play, refused, run
 
 STATE = ROOT / ".state/molecule"
 BUILDER = STATE / "builder"
@@ -107,6 +107,15 @@ def test_the_other_builder_has_its_own_copy_and_installs_nothing_where_the_image
     command = [sys.executable, copy / "build", f"--state={BUILDER}/.state", "--check", "vllm-nixl:cpu"]
     [image] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     assert (image["tag"], image["id"]) == (built["tag"], built["id"])
+
+
+def test_a_builder_that_has_to_build_gets_an_environment_of_its_own() -> None:
+    playbook = ROOT / "roles/container_image/molecule/default/builder.yml"
+    done = play(playbook)
+    assert done.rc == 0, done.output[-4000:]
+    [venv] = BUILDER.glob("venv-*")
+    assert (venv / "bin/uv").exists()
+    assert play(playbook).changed("localhost") == 0
 
 
 def test_another_image_under_the_digest_is_refused(base: dict[str, str]) -> None:

@@ -83,8 +83,8 @@ class Builder:
         return path.read_text().split() if path.exists() else []
 
     def __call__(self, *more):
-        command = [sys.executable, "-", REFERENCE, "arm64-cu13", "--architecture=arm64"]
-        command += [f"--accept={self.accept}", f"--state={self.folder / 'state'}", *more]
+        command = [sys.executable, "-", "--architecture=arm64", f"--accept={self.accept}"]
+        command += [f"--state={self.folder / 'state'}", *(more or ["--"]), REFERENCE, "arm64-cu13"]
         with PROGRAM.open() as program:  # as the role does
             return subprocess.run(
                 command,

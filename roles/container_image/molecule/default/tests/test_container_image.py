@@ -23,6 +23,7 @@ from lab import ENGINES, LAB, REGISTRY, ROOT, converge, play, refused, run
 
 STATE = ROOT / ".state/molecule"
 BUILDER = STATE / "builder"
+STATES = (ROOT / ".state", BUILDER / ".state")  # of the workstation and of the other builder
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 REPOSITORY = f"{REGISTRY.removeprefix('http://')}/vllm-fleet"
 HOST = "rack1-05"
@@ -134,6 +135,7 @@ def test_a_registry_that_is_down_is_told() -> None:
 # --- an image that does not fit -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("archive")
 @pytest.mark.parametrize("source", ["registry", "archive", "build"])
 def test_a_host_of_another_architecture_is_refused_before_anything_comes_to_it(
     base: dict[str, str], source: str
@@ -151,14 +153,20 @@ def test_a_host_of_another_architecture_is_refused_before_anything_comes_to_it(
 
 @pytest.fixture
 def archive(base: dict[str, str]) -> Iterator[Path]:
-    """The folder of the archive on this workstation, not there yet."""
-    folder = ROOT / ".state/archives" / base["id"].removeprefix("sha256:")[:12]
-    shutil.rmtree(folder, ignore_errors=True)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    """The folder of the archive on this workstation, where none is yet."""
+    folders = [state / "archives" / base["id"].removeprefix("sha256:")[:12] for state in STATES]
+
+    def forget() -> None:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    forget()
+    yield folders[0]
+    forget()
 
 
 ARCHIVE = {
+    "builder": "localhost",
     "only": HOST,
     "container_image_name": "base",
     "container_image_source": "archive",
@@ -233,12 +241,17 @@ def test_a_copy_that_was_cut_off_goes_on_and_a_corrupt_part_is_refused(
 
 
 def test_another_builder_brings_its_archive_to_this_workstation(base: dict[str, str], archive: Path) -> None:
-    converge("container_image", **ARCHIVE)
+    converge("container_image", **ARCHIVE | {"builder": "molecule-builder"})
     theirs = BUILDER / ".state/archives" / archive.name
-    names = {path.name for path in theirs.iterdir()}
-    assert names == {path.name for path in archive.iterdir()}
-    assert said("molecule-builder")["id"] == base["id"]
-    shutil.rmtree(theirs)
+    kept = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    assert {path.name: path.read_bytes() for path in archive.iterdir()} == kept
+    assert len(kept) > 2
+    assert has(base)
+    (archive / "part.0001").unlink()
+    run(HOST, f"docker rmi --force {base['id']}")
+    converge("container_image", **ARCHIVE | {"builder": "molecule-builder"})
+    assert (archive / "part.0001").read_bytes() == kept["part.0001"]
+    assert has(base)
 
 
 # --- built on each host -------------------------------------------------------------------------------------
@@ -310,7 +323,7 @@ def other(base: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
         "__container_image_accept": str(tmp_path / "accept"),
     }
     subprocess.run(["docker", "rmi", reference, f"vllm-fleet/other:{mark}"], capture_output=True, check=False)
-    for state in (ROOT / ".state", BUILDER / ".state"):
+    for state in STATES:
         (state / f"others/{mark}.json").unlink(missing_ok=True)
 
 

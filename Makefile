@@ -1,14 +1,15 @@
 # For users: `make demo` and `make test`; both may be run again at any time. `make help` lists the rest.
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+TARGET ?= arm64-cu13
 FRONT := http://198.18.40.2:30000
 # What `make bundle` packs the image of.
-INVENTORY := inventory/lab
-SHELL_SCRIPTS := scripts/setup scripts/clean scripts/install roles/container_image/files/save-image .ci/run tests/molecule/run images/vllm-nixl/rootfs/usr/local/bin/vllm
+INVENTORY ?= inventory/lab
+SHELL_SCRIPTS := scripts/setup scripts/clean scripts/install roles/container_image/files/save-image .ci/run tests/molecule/run
 
 # One lab: its users take turns.
 .NOTPARALLEL:
-.PHONY: help demo test setup images lab lint format unit molecule e2e benchmark bundle clean
+.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e benchmark bundle clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,6 +28,19 @@ setup:  ## .venv and a docker engine that answers
 
 images: setup  ## The images that are not there yet
 	images/build lab-host vllm-nixl:cpu
+
+image: setup  ## The engine image for TARGET: arm64-cu13 (GB200), amd64-cu13 or cpu
+	images/build vllm-nixl:$(TARGET)
+
+image-test: setup  ## Judge the image for TARGET again, without running it
+	image=$$(images/build --check vllm-nixl:$(TARGET) | python -c 'import json, sys; print(json.load(sys.stdin)[0]["tag"])') \
+	    && images/accept $(TARGET) "$$image"
+
+wheelhouse: setup  ## Download all that an image for TARGET needs; `make image` then needs no network
+	images/build --fetch vllm-nixl:$(TARGET)
+
+lock: setup  ## New versions for all lock files; shows what changed
+	scripts/lock
 
 lab: images  ## The lab's hosts
 	ansible-playbook -i inventory/lab playbooks/lab.yml

@@ -129,7 +129,7 @@ def test_what_is_recorded_of_an_argument():
 
 
 def test_the_acceptance_test_of_the_image_knows_the_records():
-    tree = ast.parse((ROOT / "images/vllm-nixl/acceptance.py").read_text())
+    tree = ast.parse((ROOT / "images/vllm-nixl/rootfs/usr/local/bin/vllm-acceptance").read_text())
     (known,) = (
         ast.literal_eval(node.value)
         for node in tree.body

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-import runpy
+import platform
 import shutil
 import signal
 import stat
@@ -23,17 +23,48 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "base/Dockerfile": "FROM scratch\n",
     "base/acceptance.py": "assert base\n",
-    "engine/Dockerfile": "ARG BASE\nFROM ${BASE}\n",
+    "engine/Dockerfile": "ARG BASE=root\nFROM ${BASE}\n",
     "engine/acceptance.py": "assert engine\n",
     "engine/rootfs/etc/motd": "hello\n",
     "engine/rootfs/usr/bin/engine": "#!/bin/sh\n",
     "engine/cpu.lock": "# made by uv\nvllm==1.0 \\\n    --hash=sha256:ab\n    # via x==2\nnixl==2.0 ; y == 'z'\n",
     "engine/gpu.lock": "vllm==2.0\n",
-    "engine/cpu.in": "vllm\n",
-    "engine/cpu.overrides": "triton\n",
     "engine/README.md": "An engine.\n",
+    "root/Dockerfile": "FROM scratch\n",
+    "root/acceptance.py": "assert root\n",
+    "lab/Dockerfile": "ARG BASE=base\nFROM ${BASE}\n",
+    "lab/acceptance.py": "assert lab\n",
+    # Stands in for images/accept, which test_accept.py tests.
+    "accept": "import os, pathlib, sys\n"
+    "state = pathlib.Path(os.environ['FAKE_DOCKER'])\n"
+    "(state / 'accepted').open('a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+    "pathlib.Path(sys.argv[-1].removeprefix('--sbom=')).touch()\n"
+    "sys.exit((state / 'fail-accept').exists())\n",
 }
-ALL = ["base", "engine:cpu", "engine:gpu"]
+HERE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+AWAY = {"amd64": "arm64", "arm64": "amd64"}[HERE]
+VERSIONS = f"""
+[debian]
+suite = "bookworm"
+python = "3.11"
+[root.amd64]
+architecture = "amd64"
+[root.arm64]
+architecture = "arm64"
+[engine.cpu]
+architecture = "{HERE}"
+wheels = "cpu"
+[engine.gpu]
+architecture = "{AWAY}"
+wheels = "gpu"
+[wheels.cpu]
+versions = {{ vllm = "1.0" }}
+[wheels.gpu]
+cuda = 13
+versions = {{ vllm = "2.0" }}
+"""
+ROOTS = {f"root:{HERE}", f"root:{AWAY}"}
+ALL = ["base", "lab", f"root:{HERE}", f"root:{AWAY}", "engine:cpu", "engine:gpu"]
 
 
 class Builder:
@@ -47,7 +78,7 @@ class Builder:
             path.mkdir()
         shutil.copy(ROOT / "images" / "build", self.images)
         (folder / "bin" / "docker").symlink_to(ROOT / "tests" / "support" / "fake_docker.py")
-        for name, text in FOLDERS.items():
+        for name, text in {**FOLDERS, "versions.toml": VERSIONS}.items():
             self.write(name, text)
         (self.images / "engine/rootfs/usr/bin/engine").chmod(0o755)
         self.environment = {
@@ -109,6 +140,15 @@ def edit(name):
     return lambda images: (images / name).open("a").write("# more\n")
 
 
+def told(old, new):
+    def change(images):
+        text = (images / "versions.toml").read_text()
+        assert text.count(old) == 1
+        (images / "versions.toml").write_text(text.replace(old, new))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "changed"),
     [
@@ -120,12 +160,16 @@ def edit(name):
         (lambda images: (images / "engine/rootfs/empty").write_text(""), {"engine:cpu", "engine:gpu"}),
         (edit("engine/cpu.lock"), {"engine:cpu"}),
         (edit("engine/gpu.lock"), {"engine:gpu"}),
-        (edit("base/Dockerfile"), set(ALL)),
-        (edit("base/acceptance.py"), set(ALL)),
+        (edit("base/Dockerfile"), {"base", "lab"}),
+        (edit("base/acceptance.py"), {"base", "lab"}),
+        (edit("root/Dockerfile"), {*ROOTS, "engine:cpu", "engine:gpu"}),
+        (told('vllm = "1.0"', 'vllm = "1.1"'), {"engine:cpu"}),
+        (told("cuda = 13", "cuda = 14"), {"engine:gpu"}),
+        (told('python = "3.11"', 'python = "3.12"'), set(ALL)),
+        (told("[wheels.cpu]", "# said\n[wheels.cpu]"), set()),
+        (edit("accept"), set()),
         (edit("build"), set()),
         (edit("engine/README.md"), set()),
-        (edit("engine/cpu.in"), set()),
-        (edit("engine/cpu.overrides"), set()),
         (lambda images: os.utime(images / "engine/Dockerfile", (0, 0)), set()),
         (lambda images: (images / "engine/rootfs/etc/motd").chmod(0o600), set()),
         (lambda images: (images / "engine/__pycache__").mkdir(), set()),
@@ -144,28 +188,85 @@ def test_the_content_changes_with_the_inputs_and_only_then(builder, change, chan
 def test_an_image_is_built_on_its_parent_tested_and_only_then_named(builder):
     (engine,) = builder("engine:cpu")
     contents = builder.contents()
-    base = f"vllm-fleet/base:{contents['base']}"
+    root = f"vllm-fleet/root:{HERE}-{contents[f'root:{HERE}']}"
+    sbom = builder.state / "sbom" / f"engine-cpu-{contents['engine:cpu']}.cdx.json"
     assert engine == {
         "name": "engine",
         "variant": "cpu",
         "content": contents["engine:cpu"],
         "tag": f"vllm-fleet/engine:cpu-{contents['engine:cpu']}",
         "id": "sha256:2",
+        "architecture": HERE,
+        "sbom": str(sbom),
         "changed": True,
     }
     first, second = builder.calls("build")
     assert "--build-arg=BASE=" in first
-    assert f"--build-arg=BASE={base}" in second
-    assert f"--label=vllm-fleet.content={contents['engine:cpu']}" in second
+    assert f"--build-arg=BASE={root}" in second
+    assert f"--platform=linux/{HERE}" in second
+    assert not any(word.startswith("--build-arg=CUDA_HOME") for word in second)
+    lock = hashlib.sha256(FOLDERS["engine/cpu.lock"].encode()).hexdigest()
+    for label in (
+        f"content={contents['engine:cpu']}",
+        "variant=cpu",
+        f"lock={lock}",
+        'versions={"vllm": "1.0"}',
+    ):
+        assert f"--label=vllm-fleet.{label}" in second
     assert not any(word.startswith(("--tag", "-t")) for word in first + second)
     order = [call[0] for call in builder.calls("build") + builder.calls("run") + builder.calls("tag")]
     assert order == ["build", "build", "run", "run", "tag", "tag"]
     test = builder.calls("run")[1]
     assert test[-2:] == ["sha256:2", "-"]
     assert "--network=none" in test
-    assert "--env=LOCK=vllm==1.0 nixl==2.0" in test
     assert (builder.docker / "test").read_text() == "assert engine\n"
-    assert builder.calls("tag") == [["tag", "sha256:1", base], ["tag", "sha256:2", engine["tag"]]]
+    assert (builder.docker / "accepted").read_text().splitlines()[1] == f"engine:cpu sha256:2 --sbom={sbom}"
+    assert builder.calls("tag") == [["tag", "sha256:1", root], ["tag", "sha256:2", engine["tag"]]]
+
+
+def test_an_image_for_another_architecture_is_judged_and_not_run(builder):
+    (engine,) = builder("engine:gpu")
+    assert engine["architecture"] == AWAY
+    build = builder.calls("build")[1]
+    assert f"--platform=linux/{AWAY}" in build
+    assert "--build-arg=CUDA_HOME=/usr/local/lib/python3.11/dist-packages/nvidia/cu13" in build
+    assert not builder.calls("run")
+    accepted = [line.split()[0] for line in (builder.docker / "accepted").read_text().splitlines()]
+    assert accepted == [f"root:{AWAY}", "engine:gpu"]
+
+
+def test_an_image_without_variants_is_one_for_this_machine(builder):
+    (lab,) = builder("lab")
+    assert (lab["architecture"], lab["sbom"]) == (HERE, "")
+    assert not (builder.docker / "accepted").exists()
+    assert len(builder.calls("run")) == 2  # base and lab
+
+
+def test_an_image_that_is_refused_gets_no_name(builder):
+    (builder.docker / "fail-accept").touch()
+    assert "failed its acceptance test and got no name" in builder.error("engine:gpu")
+    assert not builder.calls("tag")
+
+
+def test_fetch_builds_nothing(builder):
+    """Downloads are made for the image and for those that it needs."""
+    prepare = (
+        "import os, pathlib, sys\n"
+        "with (pathlib.Path(os.environ['STATE']) / 'fetched').open('a') as fetched:\n"
+        "    print(pathlib.Path.cwd().name, repr(os.environ['ONLY_FETCH']), file=fetched)\n"
+    )
+    for image in ("base", "root", "engine"):
+        builder.write(f"{image}/prepare", prepare)
+    assert [image["changed"] for image in builder("--fetch", "engine:gpu")] == [False]
+    assert not builder.calls("build")
+    fetched = (builder.state / "fetched").read_text().splitlines()
+    assert fetched == ["base- 'yes'", "base- 'yes'", f"root-{AWAY} 'yes'", "engine-gpu 'yes'"]
+    builder("engine:gpu")
+    assert (builder.state / "fetched").read_text().splitlines()[4:] == [
+        "base- ''",
+        f"root-{AWAY} ''",
+        "engine-gpu ''",
+    ]
 
 
 def test_the_context_is_the_inputs_with_the_modes_that_git_keeps(builder):
@@ -194,13 +295,13 @@ def test_an_image_that_is_there_is_not_built(builder):
     (first,) = builder("engine:cpu")
     (second,) = builder("engine:cpu")
     assert second == {**first, "changed": False}
-    assert len(builder.calls("build")) == 2  # base and engine, once each
-    builder.write("base/more", "")
+    assert len(builder.calls("build")) == 2  # root and engine, once each
+    builder.write("root/more", "")
     assert builder("engine:cpu")[0]["changed"]
 
 
 def test_check_builds_nothing(builder):
-    assert [image["changed"] for image in builder("--check", *ALL)] == [True, True, True]
+    assert all(image["changed"] for image in builder("--check", *ALL))
     assert not builder.calls("build")
     assert not builder.state.exists()
 
@@ -210,22 +311,28 @@ def test_prepare_adds_to_the_context(builder):
         "engine/prepare",
         "import os, pathlib\n"
         "print('not for stdout')\n"
-        "pathlib.Path('made').write_text(' '.join(os.environ[name] for name in ('VARIANT', 'BASE', 'IMAGES')))\n",
+        "told = ('VARIANT', 'ARCHITECTURE', 'NATIVE', 'IMAGES', 'SPEC')\n"
+        "pathlib.Path('made').write_text(' '.join(os.environ[name] for name in told))\n",
     )
     builder("engine:gpu")
     base = builder.contents()["base"]
-    assert (builder.docker / "context/made").read_text() == f"gpu vllm-fleet/base:{base} {builder.images}"
+    made = (builder.docker / "context/made").read_text()
+    assert made.startswith(f"gpu {AWAY} vllm-fleet/base:{base} {builder.images} {{")
+    assert json.loads(made[made.index("{") :]) == {
+        "suite": "bookworm", "python": "3.11", "architecture": AWAY, "wheels": "gpu", "cuda": 13,
+        "versions": {"vllm": "2.0"},
+    }  # fmt: skip
 
 
 def test_a_failing_acceptance_test_leaves_no_name(builder):
-    builder("base")
+    builder(f"root:{HERE}")
     (builder.docker / "fail-run").write_text("1")
     (tag,) = (image["tag"] for image in builder("--check", "engine:cpu"))
     assert builder.error("engine:cpu") == (
         f"images: {tag} failed its acceptance test and got no name; the reason is above, "
         "the image is kept for a look as sha256:2"
     )
-    assert [call[2].split(":")[0] for call in builder.calls("tag")] == ["vllm-fleet/base"]
+    assert [call[2].split(":")[0] for call in builder.calls("tag")] == ["vllm-fleet/root"]
     (builder.docker / "fail-run").unlink()
     assert builder("engine:cpu")[0]["changed"]
 
@@ -236,8 +343,8 @@ def test_a_failing_acceptance_test_leaves_no_name(builder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nope", "there is no image 'nope'; there are: base, engine"),
-        ("../images/base", "there is no image '../images/base'; there are: base, engine"),
+        ("nope", "there is no image 'nope'; there are: base, engine, lab, root"),
+        ("../images/base", "there is no image '../images/base'; there are: base, engine, lab, root"),
         ("engine", "'engine' names none of the variants of engine; write engine:cpu or engine:gpu"),
         ("engine:tpu", "'engine:tpu' names none of the variants of engine; write engine:cpu or engine:gpu"),
         ("base:cpu", "base has no variants; write base instead of 'base:cpu'"),
@@ -312,30 +419,62 @@ def test_two_builds_take_turns(builder):
     assert builder.calls("build")
 
 
-# --- The real prepare of `base` ---------------------------------------------------------------------------------
+# --- fetch-packages --------------------------------------------------------------------------------------------
 
 
-def test_debootstrap_is_missing(monkeypatch):
+@pytest.fixture
+def bootstrap(tmp_path):
+    """Run fetch-packages with a debootstrap that does what a script says."""
+    (tmp_path / "list").write_text("python3\n")
+
+    def run(script: str | None, *names: str):
+        if script:
+            program = tmp_path / "debootstrap"
+            program.write_text(f"#!/bin/sh\n{script}")
+            program.chmod(0o755)
+        path = f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path / "nowhere")
+        done = subprocess.run(
+            [sys.executable, ROOT / "images/fetch-packages", "folder", "--suite=bookworm", "--arch=arm64", "--include=list"],
+            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr.splitlines()
+
+    run.folder = tmp_path / "folder"
+    return run
+
+
+MADE = (
+    'for word; do case $word in --make-tarball=*) echo made > "${word#*=}"; echo "$@" >> asked;; esac; done\n'
+)
+
+
+def test_packages_are_fetched_once(bootstrap):
+    code, said, _ = bootstrap(MADE)
+    archive = Path(said.strip())
+    assert (code, archive.parent, archive.read_text()) == (0, bootstrap.folder, "made\n")
+    asked = (bootstrap.folder.parent / "asked").read_text()
+    assert "--arch=arm64" in asked
+    assert "--include=python3" in asked
+    assert bootstrap("exit 9\n") == (0, said, [])  # without debootstrap, and so without a network
+    (bootstrap.folder.parent / "list").write_text("python3 gcc\n")
+    assert bootstrap("exit 9\n")[0] == 1
+
+
+def test_debootstrap_fails(bootstrap):
+    code, _, said = bootstrap("echo 'E: no mirror'\nexit 3\n")
+    assert code == 1
+    assert said[-2:] == ["E: no mirror", "images: debootstrap ended with status 3; its words are above"]
+    assert not list(bootstrap.folder.glob("*.tgz"))
+
+
+def test_debootstrap_is_missing(monkeypatch, capsys):
+    module = load(ROOT / "images/fetch-packages")
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(
+        sys, "argv", ["fetch-packages", "nowhere", "--suite=s", "--arch=a", f"--include={os.devnull}"]
+    )
     with pytest.raises(SystemExit, match=r"^images: debootstrap is not installed on this host; install it"):
-        runpy.run_path(str(ROOT / "images/base/prepare"))
-
-
-def test_debootstrap_fails(tmp_path):
-    program = tmp_path / "debootstrap"
-    program.write_text("#!/bin/sh\necho 'E: no mirror' >&2\nexit 3\n")
-    program.chmod(0o755)
-    (tmp_path / "packages").write_text("python3\n")
-    done = subprocess.run(
-        [sys.executable, ROOT / "images/base/prepare"],
-        cwd=tmp_path, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "E: no mirror",
-        f"images: {program} ended with status 3; its words are above",
-    ]
+        module.main()
 
 
 # --- fetch-wheels -----------------------------------------------------------------------------------------------

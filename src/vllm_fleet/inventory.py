@@ -105,6 +105,7 @@ OWNED_ENV = frozenset(
         "UCX_TLS",
         "UCX_NET_DEVICES",
         "UCX_CUDA_IPC_CACHE",
+        "CUDA_DEVICE_ORDER",
         "CUDA_VISIBLE_DEVICES",
         "NVIDIA_VISIBLE_DEVICES",
     }
@@ -169,6 +170,7 @@ def _scalar(value: Any) -> Any:
 
 type Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=4096)]
 type PortNumber = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=65535)]
+type NumaNode = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=1023)]
 type Seconds = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=7 * 24 * 3600)]
 type Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=255)]
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -246,6 +248,7 @@ class FleetVars(_Model):
     accelerator: Accelerator
     kv_transport: Transport
     kv_mapping: Literal["cached", "per_transfer"] = "cached"
+    """Whether a decode keeps a prefill's memory mapped, or maps it for each transfer."""
     pools: dict[str, Pool]
     external_engines: dict[str, External] = {}
     rule_overrides: dict[str, Reason] = {}
@@ -286,6 +289,8 @@ class HostVars(_Model):
     rack: Word | None = None
     socket_ifname: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,15}$")] | None = None
     net_device: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@,-]{1,255}$")] | None = None
+    numa_nodes: list[NumaNode] | None = None
+    """The CPU-bearing NUMA node of each GPU, in the order of their ids."""
     pool_overrides: dict[str, Sizes] = {}
 
 
@@ -320,6 +325,10 @@ class Host:
     def socket_ifname(self, transport: Transport) -> str | None:
         """The interface that ranks on several hosts talk over. Over TCP it is the KV cache's, unless set."""
         return self.vars.socket_ifname or (self.vars.net_device if transport == "tcp" else None)
+
+    def ucx_net_devices(self, transport: Transport) -> str | None:
+        """The devices that UCX may use. Beside NVLink it needs TCP, over the ranks' interface, unless set."""
+        return self.vars.net_device or (self.vars.socket_ifname if transport != "rdma" else None)
 
 
 @dataclass(slots=True)

@@ -53,9 +53,10 @@ def plan(
 def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
     v = fleet.vars
     ports = placement.ports(fleet, engines)
+    links = settings.nvlink(fleet, engines)
     members: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for engine in engines:
-        for host, member in zip(engine.hosts, _members(fleet, engine), strict=True):
+        for host, member in zip(engine.hosts, _members(fleet, engine, links), strict=True):
             members[host].append(member)
     decodes = [engine for engine in engines if engine.role == "decode"]
     described = [_engine(fleet, engine) for engine in engines]
@@ -67,6 +68,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
         "mode": "mixed" if any(engine["role"] == "mixed" for engine in described) else "pd",
         "accelerator": v.accelerator,
         "kv_transport": v.kv_transport,
+        "kv_mapping": v.kv_mapping,
         "kv_floor_gbps": v.kv_floor_gbps or KV_FLOORS_GBPS[v.kv_transport],
         "kv_floor_min_bytes": v.kv_floor_min_bytes,
         "model": {"path": v.model.path, "served_name": v.model.served_name},
@@ -85,7 +87,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "prompt_words": v.proof_prompt_words,
             "prefix_tokens": v.proof_prefix_tokens,
             "tokens": v.proof_tokens,
-            "kv_dtype": settings.kv_dtype(fleet, decodes[0]) if decodes else None,
+            "kv_dtype": settings.kv_dtype(fleet, decodes[0], links) if decodes else None,
         },
         "engines": described,
         "engine_hosts": [host for host in fleet.hosts if members[host]],
@@ -218,17 +220,17 @@ def _topology(fleet: Fleet, engine: Engine, rank: int, url: str) -> str:
     )
 
 
-def _members(fleet: Fleet, engine: Engine) -> list[dict[str, Any]]:
+def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[str, Any]]:
     """Each host's slice of an engine: all that it needs to run it, and no more.
 
     `fingerprint` changes when anything that any of the members runs with does: they restart together.
     """
-    container, link = settings.container_options(fleet, engine), settings.link(fleet, engine)
+    link = settings.link(fleet, engine)
     applied: list[dict[str, Any]] = [
         {
-            "env": settings.environment(fleet, engine, rank),
-            "args": settings.serve_arguments(fleet, engine, rank),
-            "container_options": container,
+            "env": settings.environment(fleet, engine, rank, links),
+            "args": settings.serve_arguments(fleet, engine, rank, links),
+            "container_options": settings.container_options(fleet, engine, rank, links),
         }
         for rank in range(len(engine.hosts))
     ]

@@ -368,7 +368,7 @@ EXPANDABLE_SEGMENTS = Rule(
 )
 NVLINK_ALLOCATOR = Rule(
     "nvlink-allocator",
-    "With fleet_kv_transport nvlink the KV cache is allocated so that another host can map it.",
+    "Where KV goes over NVLink from host to host, the KV cache is allocated so that another host can map it.",
     "Without the cumem allocator it cannot be exported: every answer is 200, and KV takes TCP at a hundredth of the rate.",
     "vLLM 0.32.0; issues 33540 and 33648; measured on 2x H200",
     "Remove enable_cumem_allocator: false.",
@@ -381,6 +381,21 @@ TRANSPORT_ENVIRONMENT = Rule(
     "UCX 1.23, NCCL 2.28; measured on 2x H200",
     "Remove the variable, or declare the transport that is meant.",
     overridable=True,
+)
+UCX_EQUAL = Rule(
+    "ucx-equal",
+    "Prefill and decode engines have the same UCX variables.",
+    "Each side tells the other what it can do; what only one of them can, none of them does, and KV takes another way.",
+    "UCX 1.23, wire-up of endpoints",
+    "Set it for both pools, or for neither.",
+    overridable=True,
+)
+NUMA_NODES = Rule(
+    "numa-nodes",
+    "fleet_numa_nodes has one NUMA node for each of the host's fleet_gpus_per_host GPUs.",
+    "The GPUs of an engine are counted off in it; one that is missing would bind to nothing.",
+    "vLLM 0.33.0, numa_utils.py",
+    "Write one node for each GPU, in the order of their ids (`nvidia-smi topo -m`, column NUMA Affinity).",
 )
 SLEEP_MAPPING = Rule(
     "sleep-mapping",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_fleet import placement
-from vllm_fleet.inventory import SHM_SIZES, Fleet
+from vllm_fleet.inventory import SHM_SIZES, Fleet, Host
 from vllm_fleet.kv import keeps_state
 from vllm_fleet.placement import DATA_PARALLEL_RPC, LINK, MASTER, Engine
 
@@ -20,11 +22,55 @@ CPU_DTYPE = "float32"  # bfloat16 died with SIGILL at the first forward
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 MOST_API_SERVERS = 4
 ALLOCATOR = "enable_cumem_allocator"
+NUMA_ARGS = ("numa_bind", "numa_bind_nodes", "numa_bind_cpus")
+IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
+"""Processes that share memory need the same channel, on all hosts."""
+CACHE = "/var/cache/vllm"
+"""The folder in the container that survives it."""
 ONLY_ON_HEAD = ("api_server_count",)
 """Arguments that `vllm serve --headless` refuses."""
 
 
-def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Nvlink:
+    """What KV over NVLink takes in this fleet; nothing of it with another transport.
+
+    It is one for all prefill and decode engines: both sides of a pair must be able to do the same.
+    """
+
+    over_hosts: bool = False
+    """A prefill and a decode are on different hosts. Only fabric memory can be mapped from another host."""
+    fabric: bool = False
+    """An engine's KV is fabric memory. Who exports or maps it needs an IMEX channel, also inside one host
+    (measured on 2x H200: without one CUDA answers NOT_PERMITTED, and UCX takes TCP, at 0.4 GB/s)."""
+    plain: bool = False
+    """An engine's KV is a plain allocation, which only processes of one PID namespace can map."""
+    shared: frozenset[str] = frozenset()
+    """Hosts with both prefill and decode engines: some of their KV does not leave them."""
+
+
+def nvlink(fleet: Fleet, engines: Sequence[Engine]) -> Nvlink:
+    """What KV over NVLink takes. Linear in engines."""
+    if fleet.vars.kv_transport != "nvlink":
+        return Nvlink()
+    transferring = [engine for engine in engines if engine.role in KV_ROLES]
+    hosts: dict[str, set[str]] = {role: set() for role in KV_ROLES}
+    for engine in transferring:
+        hosts[engine.role].update(engine.hosts)
+    prefills, decodes = hosts.values()
+    # Where an engine of somebody else runs is not known, and it is in no namespace of ours.
+    theirs = any(engine.role in KV_ROLES for engine in fleet.vars.external_engines.values())
+    over_hosts = len(prefills | decodes) > (0 if theirs else 1)
+    fabric = [has_fabric_memory(engine, over_hosts=over_hosts) for engine in transferring]
+    return Nvlink(over_hosts, any(fabric), not all(fabric), frozenset(prefills & decodes))
+
+
+def has_fabric_memory(engine: Engine, *, over_hosts: bool) -> bool:
+    """Whether vLLM allocates the engine's KV with its cumem allocator, which sleep mode always does."""
+    return bool(engine.args.get("enable_sleep_mode") or engine.args.get(ALLOCATOR, over_hosts))
+
+
+def environment(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[str, str]:
     """The environment of the member on the engine's host number `rank`, sorted by name."""
     v = fleet.vars
     host = fleet.hosts[engine.hosts[rank]]
@@ -40,9 +86,8 @@ def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         # Tensor parallelism compiles a step, also in eager mode, and the image has no compiler.
         env["TORCHDYNAMO_DISABLE"] = "1"
-    elif engine.spans:
-        # NCCL would find NVLink between hosts by itself; told so, it fails at once where there is none.
-        env["NCCL_MNNVL_ENABLE"] = "1" if v.kv_transport == "nvlink" else "0"
+    else:
+        env |= _cuda_environment(fleet, engine, links)
     if engine.spans and (interface := host.socket_ifname(v.kv_transport)):
         # gloo takes the address that the host's name resolves to, on Debian 127.0.1.1, unless it is told.
         env |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
@@ -58,26 +103,57 @@ def environment(fleet: Fleet, engine: Engine, rank: int) -> dict[str, str]:
     }
     if v.accelerator == "cpu":
         env["VLLM_TARGET_DEVICE"] = "cpu"
+    else:
+        # GPUs come by CDI. The older NVIDIA runtime, where docker has it, would add what the image asks for.
+        env["NVIDIA_VISIBLE_DEVICES"] = "void"
     if (side_channel := placement.side_channel_base(fleet, engine)) is not None:
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": address,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
             "UCX_TLS": UCX_TLS[v.accelerator, v.kv_transport],
         }
-        if device := host.vars.net_device:
+        if device := host.ucx_net_devices(v.kv_transport):
             env["UCX_NET_DEVICES"] = device
         if v.accelerator == "cuda" and v.kv_mapping == "per_transfer":
             env["UCX_CUDA_IPC_CACHE"] = "n"
+        if host.name in links.shared:
+            # The container has all GPUs of the host (container_options); in this order with nvidia-smi's ids.
+            env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, engine.devices))
     return dict(sorted(env.items()))
 
 
-def serve_arguments(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
+def _cuda_environment(fleet: Fleet, engine: Engine, links: Nvlink) -> dict[str, str]:
+    """What the operator may still change in `env`, as far as no rule refuses it."""
+    env = {
+        # Compilers keep what they made below HOME (vLLM, Triton, FlashInfer, DeepGEMM, TileLang, the driver),
+        # but for these two. Kept, a restart does not compile for minutes.
+        "HOME": CACHE,
+        "CUTE_DSL_CACHE_DIR": f"{CACHE}/cute_dsl",
+        "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/torchinductor",
+    }
+    if engine.spans and fleet.vars.kv_transport == "nvlink":
+        # NCCL would find NVLink between hosts by itself; told so, it fails at once where there is none. From
+        # other hosts it maps cuMem's memory alone.
+        env |= {"NCCL_CUMEM_ENABLE": "1", "NCCL_MNNVL_ENABLE": "1"}
+    elif engine.spans:
+        env["NCCL_MNNVL_ENABLE"] = "0"
+    if engine.role in KV_ROLES and links.over_hosts:
+        # UCX's default is to try; told so, it says in the log that it cannot.
+        env["UCX_CUDA_IPC_ENABLE_MNNVL"] = "y"
+    return env
+
+
+def serve_arguments(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[str, Any]:
     """What `vllm serve --config` reads, sorted by name. The parallel sizes are in the environment."""
     v = fleet.vars
+    host = fleet.hosts[engine.hosts[rank]]
     args: dict[str, Any] = {}
     if v.accelerator == "cpu":
         args["dtype"] = CPU_DTYPE
-    if v.kv_transport == "nvlink" and engine.role in KV_ROLES and ALLOCATOR not in engine.args:
+    else:
+        args |= _numa_arguments(host, engine)
+    if links.over_hosts and engine.role in KV_ROLES:
         # Plain CUDA allocations cannot be exported over NVLink to another host; KV would silently take TCP.
         args[ALLOCATOR] = True
     if engine.shape.dp > 1:
@@ -88,7 +164,7 @@ def serve_arguments(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
     args |= {
         "model": v.model.path,
         "served_model_name": v.model.served_name,
-        "host": str(placement.address(fleet, engine.hosts[rank])),
+        "host": str(placement.address(fleet, host.name)),
         "port": placement.http_port(fleet, engine),
     }
     if engine.expert_parallel:
@@ -105,6 +181,19 @@ def serve_arguments(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
     if rank:
         args = {name: value for name, value in args.items() if name not in ONLY_ON_HEAD}
     return dict(sorted(args.items()))
+
+
+def _numa_arguments(host: Host, engine: Engine) -> dict[str, Any]:
+    """The NUMA node of each of the engine's GPUs, where the host says them and `args` bind no other way.
+
+    With `numa_bind` alone vLLM finds them itself, also past GPU memories that are nodes without CPUs. But
+    where it cannot, on a host with one node or under a CPU affinity, the engine does not start (vLLM 0.33.0,
+    numa_utils.py).
+    """
+    nodes = host.vars.numa_nodes
+    if not nodes or not engine.args.keys().isdisjoint(NUMA_ARGS):
+        return {}
+    return {"numa_bind": True, "numa_bind_nodes": [nodes[device] for device in engine.devices]}
 
 
 def _over_hosts(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
@@ -128,25 +217,45 @@ def _over_hosts(fleet: Fleet, engine: Engine, rank: int) -> dict[str, Any]:
     }
 
 
-def container_options(fleet: Fleet, engine: Engine) -> dict[str, Any]:
-    """What docker gives the member: devices, ulimits, shared memory, mounts."""
+def container_options(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[str, Any]:
+    """What unit and docker give the member: devices, capabilities, limits, namespaces, memory, mounts."""
     v = fleet.vars
+    host = fleet.hosts[engine.hosts[rank]]
+    cuda, transfers = v.accelerator == "cuda", engine.role in KV_ROLES
+    shares = transfers and host.name in links.shared
+    # Between hosts also the ranks of one engine share fabric memory.
+    imex = v.kv_transport == "nvlink" and ((transfers and links.fabric) or engine.spans)
+    verbs = v.kv_transport == "rdma" and (transfers or engine.spans)
     devices: list[str] = []
-    if v.accelerator == "cuda":
-        devices = [f"nvidia.com/gpu={device}" for device in engine.devices]
-        if engine.role in KV_ROLES or engine.spans:
-            devices += {
-                "nvlink": ["/dev/nvidia-caps-imex-channels/channel0"],
-                "rdma": ["/dev/infiniband"],
-            }.get(v.kv_transport, [])
+    if cuda:
+        # To map memory of a peer on its host CUDA needs the peer's GPU in the container (measured on 2x H200:
+        # else INVALID_VALUE for plain, NOT_SUPPORTED for fabric memory). CUDA_VISIBLE_DEVICES then says which
+        # are the engine's own.
+        gpus = range(host.vars.gpus_per_host or 0) if shares else engine.devices
+        devices = [f"nvidia.com/gpu={device}" for device in gpus]
+    if imex:
+        devices.append(IMEX_CHANNEL)
+    if verbs:
+        devices.append("/dev/infiniband")
+    numa = cuda and (_numa_arguments(host, engine) | dict(engine.args)).get("numa_bind")
     return {
         "devices": devices,
-        # Only where memory is registered with a device: machines without CAP_SYS_RESOURCE refuse to raise it.
-        "ulimits": ["memlock=-1:-1"] if v.accelerator == "cuda" else [],
+        # Where memory is registered with a NIC, and where vLLM binds memory to NUMA nodes.
+        "capabilities": [*(["IPC_LOCK"] if verbs else []), *(["SYS_NICE"] if numa else [])],
+        # Plain memory is mapped only where the exporter's process is seen: between two PID namespaces CUDA
+        # answers INVALID_CONTEXT, also with an IMEX channel. UCX refuses without one, and tries with one.
+        # Fabric memory needs the channel and no common namespace. The IPC namespace plays no part.
+        # (Measured on 2x H200; UCX 1.23, as in nixl-cu13 1.5.1, and its pull request 11514.)
+        "pid": "host" if shares and links.plain else None,
+        # Only with GPUs: machines without CAP_SYS_RESOURCE refuse to raise them.
+        "ulimits": ["memlock=-1:-1", "nofile=1048576:1048576"] if cuda else [],
         # Without NUMA nodes to be seen, the CPU NIXL worker does not pin every engine to the same core.
-        "tmpfs": ["/sys/devices/system/node"] if v.accelerator == "cpu" else [],
+        "tmpfs": [] if cuda else ["/sys/devices/system/node"],
         "shm_size": v.shm_size or SHM_SIZES[v.accelerator],
         "mounts": [{"source": v.model.path, "target": v.model.path, "read_only": True}],
+        "cache": CACHE if cuda else None,
+        # Inside one host the channel does without the daemon.
+        "wants": ["nvidia-imex.service"] if imex and (links.over_hosts or engine.spans) else [],
     }
 
 
@@ -164,11 +273,11 @@ def link(fleet: Fleet, engine: Engine) -> dict[str, Any] | None:
     }
 
 
-def kv_dtype(fleet: Fleet, decode: Engine) -> str | None:
+def kv_dtype(fleet: Fleet, decode: Engine, links: Nvlink) -> str | None:
     """What the bytes of an engine's KV follow from, kv_cache_dtype or else dtype. None: the model's own.
 
     One decode stands for all: NIXL's handshake wants both equal everywhere.
     """
-    args = serve_arguments(fleet, decode, 0)
+    args = serve_arguments(fleet, decode, 0, links)
     cache = args.get("kv_cache_dtype", "auto")
     return args.get("dtype") if cache == "auto" else cache

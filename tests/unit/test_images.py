@@ -419,6 +419,13 @@ def test_two_builds_take_turns(builder):
     assert builder.calls("build")
 
 
+def test_what_is_there_is_told_without_waiting_for_a_build(builder):
+    (first,) = builder("base")
+    with (builder.state / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert builder("base") == [{**first, "changed": False}]
+
+
 # --- fetch-packages --------------------------------------------------------------------------------------------
 
 

@@ -9,12 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm_fleet.checks.engines import check_arguments, check_environment, check_settings
-from vllm_fleet.checks.hosts import check_addresses, check_interfaces, check_names, check_ports, check_racks
+from vllm_fleet.checks.hosts import (
+    check_addresses,
+    check_interfaces,
+    check_names,
+    check_numa_nodes,
+    check_ports,
+    check_racks,
+)
 from vllm_fleet.checks.models import check_model, gpu_memory
 from vllm_fleet.checks.pairs import check_pairs, check_tensor_parallel
 from vllm_fleet.checks.topology import check_external, check_router, check_topology
 from vllm_fleet.inventory import Fleet
 from vllm_fleet.placement import Engine
+from vllm_fleet.settings import nvlink
 
 __all__ = ["check_all", "check_topology"]
 
@@ -27,10 +35,11 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     check_external(fleet, engines)
     check_router(fleet)
     check_arguments(fleet)
-    kinds = list(_kinds(fleet, engines))
+    check_numa_nodes(fleet)
+    kinds, links = list(_kinds(fleet, engines)), nvlink(fleet, engines)
     for engine in kinds:
-        check_settings(fleet, engine)
-        check_environment(fleet, engine)
+        check_settings(fleet, engine, links)
+        check_environment(fleet, engine, links)
         check_model(fleet, engine)
     check_interfaces(fleet, engines)
     check_racks(fleet, engines)

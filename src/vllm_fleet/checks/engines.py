@@ -10,7 +10,7 @@ from vllm_fleet import arguments, placement, rules
 from vllm_fleet.inventory import OWNED_ENV, Fleet, is_owned
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import SECRET_NAME, Path, Rule, is_vaulted, origin_at
-from vllm_fleet.settings import KV_ROLES
+from vllm_fleet.settings import ALLOCATOR, KV_ROLES, Nvlink, has_fabric_memory
 
 OF_ARGUMENT = {
     "unknown": rules.UNKNOWN_ARGUMENT,
@@ -19,16 +19,16 @@ OF_ARGUMENT = {
     "deprecated": rules.DEPRECATED_ARGUMENT,
 }
 OTHER_ALL2ALL = ("deepep", "mori", "moonep")
-CONTRADICTIONS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
-    # variable, values (a pattern), transports that it contradicts, only for engines over several hosts
-    ("NCCL_MNNVL_ENABLE", r"0", ("nvlink",), True),
-    ("NCCL_P2P_DISABLE", r"1", ("nvlink",), False),
-    ("NCCL_CUMEM_ENABLE", r"0", ("nvlink",), True),
-    ("UCX_CUDA_IPC_ENABLE_MNNVL", r"n|no|0", ("nvlink",), False),
-    ("UCX_PROTO_ENABLE", r"n|no|0", ("nvlink", "rdma"), False),
-    ("NCCL_IB_DISABLE", r"1", ("rdma",), True),
-    ("UCX_MODULE_DIR", r".*", ("nvlink", "rdma", "tcp"), False),
-    ("LD_LIBRARY_PATH", r".*ucx.*", ("nvlink", "rdma", "tcp"), False),
+CONTRADICTIONS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    # variable, values (a pattern), transports that it contradicts, only where this crosses hosts
+    ("NCCL_MNNVL_ENABLE", r"0", ("nvlink",), "ranks"),
+    ("NCCL_P2P_DISABLE", r"1", ("nvlink",), ""),
+    ("NCCL_CUMEM_ENABLE", r"0", ("nvlink",), "ranks"),
+    ("UCX_CUDA_IPC_ENABLE_MNNVL", r"n|no|0", ("nvlink",), "KV"),
+    ("UCX_PROTO_ENABLE", r"n|no|0", ("nvlink", "rdma"), ""),
+    ("NCCL_IB_DISABLE", r"1", ("rdma",), "ranks"),
+    ("UCX_MODULE_DIR", r".*", ("nvlink", "rdma", "tcp"), ""),
+    ("LD_LIBRARY_PATH", r".*ucx.*", ("nvlink", "rdma", "tcp"), ""),
 )
 
 
@@ -86,7 +86,7 @@ def report(fleet: Fleet, rule: Rule, what: str, engine: Engine, section: str, na
     fleet.report(rule, what, ("fleet_pools", engine.pool), value=value)
 
 
-def check_settings(fleet: Fleet, engine: Engine) -> None:
+def check_settings(fleet: Fleet, engine: Engine, links: Nvlink) -> None:
     """Arguments that this engine cannot have, with its role, shape and transport."""
     args = engine.args
     if engine.expert_parallel and fleet.vars.accelerator == "cpu":
@@ -94,7 +94,7 @@ def check_settings(fleet: Fleet, engine: Engine) -> None:
         fleet.report(rules.EXPERT_PARALLEL_CPU, "the accelerator is cpu", path, value=True)
     found = [*_experts(fleet, engine)]
     if engine.role in KV_ROLES:
-        found += [*_transfer(fleet, engine), *_sleep(fleet, engine)]
+        found += [*_transfer(engine, links), *_sleep(fleet, engine)]
     for rule, name, what in found:
         report(fleet, rule, what, engine, "args", name, args.get(name))
 
@@ -120,15 +120,14 @@ def _experts(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
         yield rules.ALL2ALL_BACKEND, "all2all_backend", "no wheel of the image has its kernels"
 
 
-def _transfer(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
+def _transfer(engine: Engine, links: Nvlink) -> Iterator[tuple[Rule, str, str]]:
     args, tp = engine.args, engine.shape.tp
     if args.get("enable_return_routed_experts"):
         yield rules.ROUTED_EXPERTS, "enable_return_routed_experts", f"the engine is a {engine.role}"
     if str(args.get("decode_context_parallel_size", 1)) not in ("1", str(tp)):
         yield rules.CONTEXT_PARALLEL, "decode_context_parallel_size", f"the tensor-parallel size is {tp}"
-    exportable = args.get("enable_cumem_allocator") is not False or args.get("enable_sleep_mode")
-    if fleet.vars.kv_transport == "nvlink" and not exportable:
-        yield rules.NVLINK_ALLOCATOR, "enable_cumem_allocator", "it is switched off"
+    if links.over_hosts and not has_fabric_memory(engine, over_hosts=True):
+        yield rules.NVLINK_ALLOCATOR, ALLOCATOR, "it is switched off"
 
 
 def _sleep(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
@@ -144,28 +143,31 @@ def _older(version: str, than: tuple[int, int]) -> bool:
     return tuple(int(part) for part in version.split(".")[:2]) < than
 
 
-def check_environment(fleet: Fleet, engine: Engine) -> None:
+def check_environment(fleet: Fleet, engine: Engine, links: Nvlink) -> None:
     """Variables of the operator against transport and allocator, and secrets in plain text."""
     v = fleet.vars
 
     def refuse(rule: Rule, what: str, name: str) -> None:
         report(fleet, rule, what, engine, "env", name, engine.env[name])
 
-    for name, pattern, transports, only_over_hosts in CONTRADICTIONS:
+    transfers = engine.role in KV_ROLES
+    concerned = {
+        "": transfers or engine.spans,
+        "ranks": engine.spans,
+        "KV": transfers and links.over_hosts,
+    }
+    for name, pattern, transports, between_hosts in CONTRADICTIONS:
         value = engine.env.get(name)
         if (
             value is not None
             and v.kv_transport in transports
-            and (engine.spans or not only_over_hosts)
-            and (engine.spans or engine.role in KV_ROLES)
+            and concerned[between_hosts]
             and re.fullmatch(pattern, value, re.IGNORECASE)
         ):
             refuse(rules.TRANSPORT_ENVIRONMENT, f"fleet_kv_transport is {v.kv_transport}", name)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         segments = "expandable_segments:true" in engine.env.get(name, "").replace(" ", "").lower()
-        cumem = v.kv_transport == "nvlink" and engine.args.get("enable_cumem_allocator") is not False
-        cumem |= bool(engine.args.get("enable_cumem_allocator") or engine.args.get("enable_sleep_mode"))
-        if segments and engine.role in KV_ROLES and not cumem:
+        if segments and transfers and not has_fabric_memory(engine, over_hosts=links.over_hosts):
             refuse(rules.EXPANDABLE_SEGMENTS, f"the engine is a {engine.role}", name)
     _check_secrets(fleet, engine)
 

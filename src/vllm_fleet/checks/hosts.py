@@ -48,6 +48,16 @@ def check_racks(fleet: Fleet, engines: Sequence[Engine]) -> None:
             )
 
 
+def check_numa_nodes(fleet: Fleet) -> None:
+    """One NUMA node for each GPU."""
+    for host in fleet.hosts.values():
+        nodes, gpus = host.vars.numa_nodes, host.vars.gpus_per_host
+        if nodes is not None and gpus is not None and len(nodes) != gpus:
+            what, path = f"it has {len(nodes)} nodes, the host {gpus} GPUs", ("fleet_numa_nodes",)
+            source = host.raw["fleet_numa_nodes"]
+            fleet.problems.add(rules.NUMA_NODES, what, path=path, value=nodes, host=host.name, source=source)
+
+
 def check_addresses(fleet: Fleet) -> None:
     """No address twice."""
     owners: dict[IPAddress, str] = {}

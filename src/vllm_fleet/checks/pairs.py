@@ -8,7 +8,7 @@ from typing import Any
 from vllm_fleet import placement, rules
 from vllm_fleet.checks.engines import report
 from vllm_fleet.checks.models import check_model_pair
-from vllm_fleet.inventory import Fleet
+from vllm_fleet.inventory import OWNED_ENV, Fleet
 from vllm_fleet.placement import Engine, Served
 from vllm_fleet.problems import Rule, plain, shown
 from vllm_fleet.settings import CPU_DTYPE
@@ -24,6 +24,7 @@ IN_HANDSHAKE = (
 WITH_DRAFT_KV = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 SYNONYMS = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 HANDSHAKE_DEFAULTS = {"dtype": "auto", "kv_cache_dtype": "auto", "disable_hybrid_kv_cache_manager": False}
+UCX_OF_LOGS = ("UCX_LOG_", "UCX_PROTO_INFO")
 IN_HANDSHAKE_ENV = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
 
 
@@ -53,6 +54,7 @@ def check_pairs(fleet: Fleet, kinds: Sequence[Engine]) -> None:
         if engine.role in sides:
             settings = [engine.args.get(name) for name in (*IN_HANDSHAKE, "block_size", "max_model_len")]
             settings += [engine.env.get(name) for name in IN_HANDSHAKE_ENV]
+            settings.append(sorted(_ucx(engine)))
             sides[engine.role].setdefault((engine.shape.tp, engine.shape.pp, *map(repr, settings)), engine)
     for prefill in sides["prefill"].values():
         for decode in sides["decode"].values():
@@ -75,6 +77,8 @@ def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
     for name in IN_HANDSHAKE_ENV:
         if prefill.env.get(name) != decode.env.get(name):
             refuse(rules.HANDSHAKE, name, "env")
+    for name in sorted({name for name, _ in _ucx(prefill) ^ _ucx(decode)}):
+        refuse(rules.UCX_EQUAL, name, "env")
     p, d = prefill.args.get("block_size"), decode.args.get("block_size")
     if p != d and not (
         isinstance(p, int)
@@ -88,6 +92,15 @@ def _check_pair(fleet: Fleet, prefill: Engine, decode: Engine) -> None:
     p, d = prefill.args.get("max_model_len"), decode.args.get("max_model_len")
     if isinstance(d, int) and isinstance(p, int) and 0 < d < p:
         refuse(rules.SHORTER_DECODE, "max_model_len")
+
+
+def _ucx(engine: Engine) -> set[tuple[str, str]]:
+    """The operator's UCX variables that decide how memory moves; a log may be wanted of one side alone."""
+    return {
+        (name, value)
+        for name, value in engine.env.items()
+        if name.startswith("UCX_") and not name.startswith(UCX_OF_LOGS) and name not in OWNED_ENV
+    }
 
 
 def _hashed(engine: Engine, name: str, *, cpu: bool) -> Any:

@@ -3,11 +3,13 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 TARGET ?= arm64-cu13
 FRONT := http://198.18.40.2:30000
-SHELL_SCRIPTS := scripts/setup scripts/clean .ci/run tests/molecule/run
+# What `make bundle` packs the image of.
+INVENTORY ?= inventory/lab
+SHELL_SCRIPTS := scripts/setup scripts/clean scripts/install roles/container_image/files/save-image .ci/run tests/molecule/run
 
 # One lab: its users take turns.
 .NOTPARALLEL:
-.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e benchmark clean
+.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e benchmark bundle clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +70,9 @@ e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
 benchmark: setup  ## How long validating and planning take, and how they grow
 	python benchmarks/validate.py
 	python benchmarks/plan.py
+
+bundle: setup  ## One file that deploys a fleet without a network: make bundle INVENTORY=inventory/mine
+	@scripts/bundle --inventory $(INVENTORY)
 
 clean:  ## Remove all that the commands above made, but for packages of the distribution
 	@scripts/clean

@@ -9,7 +9,7 @@ short_description: How long each phase took
 description:
   - Prints a table after the recap. A phase is the playbook file that a play comes from; each has its seconds,
     those of them in which engines were starting, and those spent moving images (C(skopeo copy),
-    C(docker pull)).
+    C(docker pull), and copying and loading their archives).
   - Engines are starting from their units' start until the module C(engine_ready) finds them ready, whatever
     else is done meanwhile. Where none had to be started, only the module's own seconds count.
   - Hosts that work at the same time count once, with the slowest.
@@ -18,6 +18,7 @@ requirements:
   - enabled in configuration (C(callbacks_enabled = phase_times))
 """
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,11 @@ def kind_of(task: Any) -> str | None:
         return "engines"
     if action == "systemd_service" and role_of(task) == "vllm_engine":
         return "start" if task.args.get("state") == "restarted" else None
-    argv = task.args.get("argv") if action == "command" else None
-    moves_image = argv and ("skopeo" in argv or list(argv[:2]) == ["docker", "pull"])
-    return "images" if moves_image else None
+    if action == "command":
+        words = " ".join(map(str, task.args.get("argv", ())))
+        return "images" if re.search(r"\bskopeo\b|^docker pull|docker load", words) else None
+    copies_archive = action in {"copy", "fetch"} and role_of(task) == "container_image"
+    return "images" if copies_archive and "archive" in task.args.get("src", "") else None
 
 
 def role_of(task: Any) -> str | None:

@@ -58,14 +58,16 @@ def fleet_kv_bytes_per_token(config: Any, dtype: Any = None) -> int | None:
     return kv_bytes_per_token(plain(config), plain(dtype))
 
 
-def fleet_registration(plan: Any, engine: Any, image_id: Any) -> dict[str, Any]:
+def fleet_registration(plan: Any, engine: Any, image_ids: Any) -> dict[str, Any]:
     _require_plan(plan, "fleet_registration")
     _require(engine, str, "fleet_registration", "the engine's name")
-    _require(image_id, str, "fleet_registration", "the image id as text")
+    _require(image_ids, Mapping, "fleet_registration", "a mapping of hosts to the ids of their images")
     try:
-        return registration(plain(plan), plain(engine), plain(image_id))
+        return registration(plain(plan), plain(engine), plain(image_ids))
     except KeyError as error:
-        raise AnsibleFilterError(f"fleet_registration: the plan has no engine {error}.") from None
+        raise AnsibleFilterError(
+            f"fleet_registration: the plan has no engine, or image_ids no host {error}."
+        ) from None
 
 
 def fleet_registration_problems(plan: Any, facts: Any) -> list[str]:

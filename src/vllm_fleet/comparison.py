@@ -96,7 +96,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     both plans are taken to be of this version: other contents of an image or another unit show on hosts only.
     """
     before, after = _engines(old), _engines(new)
-    image = _differing("image", old["image"], new["image"])
+    # How it gets to the hosts restarts nothing.
+    image = _differing("image", *(_without(plan["image"], {"source"}) for plan in (old, new)))
     changes: list[Change] = []
     for name, engine in after.items():
         if engine["external"]:
@@ -148,7 +149,8 @@ def compare_running(
         places = list(zip(engine["members"], engine["hosts"], strict=True))
         revisions = [running[host].get(member, "") for member, host in places]
         found = registered.get((engine["head"], name))
-        reasons = _unlike(registration(plan, name, image_id or ""), found, engine["head"], image_id)
+        planned = registration(plan, name, dict.fromkeys(engine["hosts"], image_id or ""))
+        reasons = _unlike(planned, found, engine["head"], image_id)
         if len({revision for revision in revisions if revision}) > 1:
             reasons.append("its members run different revisions")
         if any(revisions):
@@ -305,7 +307,7 @@ def _unlike(
     """How a registration differs from the one that the engine would get."""
     if found is None:
         return [f"not registered on {head}"]
-    unimportant = {"fingerprint"} | ({"image_id"} if image_id is None else set())
+    unimportant = {"fingerprint"} | ({"image_ids"} if image_id is None else set())
     reasons = _differing("", _without(found, unimportant), _without(planned, unimportant))
     if not reasons and found["fingerprint"] != planned["fingerprint"]:
         reasons = ["other settings; its host keeps only their fingerprint, so which ones is not known"]

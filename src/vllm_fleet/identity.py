@@ -25,10 +25,13 @@ def expected_members(
 
     """
     engines = {engine["name"]: engine for engine in plan["engines"]}
-    images = {place: fact.get("image_id") for place, fact in registered_engines(registrations).items()}
-    return [
-        _member(plan, engines[member["engine"]], member, images) for member in plan["hosts"][host]["members"]
-    ]
+    registered = registered_engines(registrations)
+    specs = []
+    for member in plan["hosts"][host]["members"]:
+        engine = engines[member["engine"]]
+        found = registered.get((engine["head"], engine["name"]), {})
+        specs.append(_member(plan, engine, member, found.get("image_ids", {}).get(host)))
+    return specs
 
 
 def expected_external(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -58,7 +61,7 @@ def _member(
     plan: Mapping[str, Any],
     engine: Mapping[str, Any],
     member: Mapping[str, Any],
-    images: Mapping[tuple[str, str], str | None],
+    image_id: str | None,
 ) -> dict[str, Any]:
     operators = set(member["operator_env"])
     return {
@@ -67,7 +70,7 @@ def _member(
         "url": member["url"],
         "container": member["container"],
         "unit": member["unit"],
-        "image_id": images.get((engine["head"], engine["name"])),
+        "image_id": image_id,
         "expected": {
             **_sizes(plan, engine),
             "nnodes": engine["nnodes"],

@@ -27,6 +27,8 @@ type Role = Literal["prefill", "decode", "mixed"]
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 IMAGE_VARIANTS = {"cuda": "arm64-cu13", "cpu": "cpu"}
+IMAGE_ARCHITECTURES = {"arm64-cu13": "arm64", "amd64-cu13": "amd64", "cpu": "amd64"}
+"""What the hosts of each variant are, in docker's words."""
 VLLM_VERSIONS = {"arm64-cu13": "0.33.0", "amd64-cu13": "0.33.0", "cpu": "0.32.0"}
 """What the image of each variant holds (images/vllm-nixl)."""
 SHM_SIZES = {"cuda": "16g", "cpu": "1g"}
@@ -176,6 +178,7 @@ type EnvValue = Annotated[str, BeforeValidator(_env_text), Field(pattern=r"^[^\n
 type ArgName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*$")]
 type Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=10, max_length=500)]
 type Arg = Annotated[Any, BeforeValidator(_argument)]
+type ImageReference = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=500)]
 type RouterArg = Annotated[Any, BeforeValidator(_scalar)]
 
 
@@ -272,6 +275,9 @@ class FleetVars(_Model):
         "vllm-nixl"
     )
     image_variant: Literal["arm64-cu13", "amd64-cu13", "cpu"] | None = None
+    image_source: Literal["registry", "archive", "build"] = "registry"
+    image_reference: ImageReference | None = None
+    image_vllm_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+[0-9A-Za-z.+]*$")] | None = None
 
 
 class HostVars(_Model):
@@ -347,7 +353,12 @@ class Fleet:
     @property
     def vllm_version(self) -> str:
         """What the engines' image holds."""
-        return VLLM_VERSIONS[self.vars.image_variant or IMAGE_VARIANTS[self.vars.accelerator]]
+        return self.vars.image_vllm_version or VLLM_VERSIONS[self.image_variant]
+
+    @property
+    def image_variant(self) -> str:
+        """The architecture and accelerator that the engines' image is for."""
+        return self.vars.image_variant or IMAGE_VARIANTS[self.vars.accelerator]
 
     @property
     def routers(self) -> list[str]:
@@ -356,8 +367,8 @@ class Fleet:
 
     @property
     def registries(self) -> list[str]:
-        """Hosts of the group `registry`."""
-        return self.groups.get(REGISTRY_GROUP, [])
+        """Hosts of the group `registry`; none where the image goes another way."""
+        return self.groups.get(REGISTRY_GROUP, []) if self.vars.image_source == "registry" else []
 
 
 PLACEHOLDERS: dict[str, Any] = {

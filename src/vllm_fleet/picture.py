@@ -524,7 +524,7 @@ class _Drawing:
         """What a host without engines is for."""
         router, registry = self.plan["router"], self.plan["registry"]
         jobs = ["router"] if router["host"] == host else []
-        jobs += [f"registry {registry['port']}"] if registry["host"] == host else []
+        jobs += [f"registry {registry['port']}"] if registry and registry["host"] == host else []
         return f": {', '.join(jobs)}" if jobs else ""
 
 

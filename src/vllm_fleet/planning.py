@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_fleet import checks, placement, settings
-from vllm_fleet.inventory import IMAGE_VARIANTS, KV_FLOORS_GBPS, External, Fleet, read
+from vllm_fleet.inventory import IMAGE_ARCHITECTURES, KV_FLOORS_GBPS, External, Fleet, read
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import Problem
 
@@ -61,7 +61,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
     decodes = [engine for engine in engines if engine.role == "decode"]
     described = [_engine(fleet, engine) for engine in engines]
     described += [_external(name, engine) for name, engine in v.external_engines.items()]
-    router, registry = fleet.routers[0], fleet.registries[0]
+    router = fleet.routers[0]
     front = placement.authority(placement.address(fleet, router), v.front_port)
     return {
         "schema": SCHEMA,
@@ -74,8 +74,11 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
         "model": {"path": v.model.path, "served_name": v.model.served_name},
         "image": {
             "name": v.image,
-            "variant": v.image_variant or IMAGE_VARIANTS[v.accelerator],
+            "variant": fleet.image_variant,
+            "architecture": IMAGE_ARCHITECTURES[fleet.image_variant],
             "vllm_version": fleet.vllm_version,
+            "source": v.image_source,
+            "reference": v.image_reference,
         },
         "timeouts": {"start": v.start_timeout, "request": v.request_timeout},
         # The hosts of an engine reach each other on these as well: the kernel chooses among them.
@@ -114,12 +117,21 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             },
             "args": dict(sorted(placement.arguments(v.router_args).items())),
         },
-        "registry": {
-            "host": registry,
-            "address": str(placement.address(fleet, registry)),
-            "port": v.registry_port,
-        },
+        "registry": _registry(fleet),
         "warnings": [problem.as_dict() for problem in fleet.problems.warnings],
+    }
+
+
+def _registry(fleet: Fleet) -> dict[str, Any] | None:
+    """Where the image is pulled from; None where it goes another way."""
+    if not fleet.registries:
+        return None
+    address, port = placement.address(fleet, fleet.registries[0]), fleet.vars.registry_port
+    return {
+        "host": fleet.registries[0],
+        "address": str(address),
+        "port": port,
+        "authority": placement.authority(address, port),
     }
 
 

@@ -8,16 +8,21 @@ from typing import Any
 SCHEMA = 1
 
 
-def registration(plan: Mapping[str, Any], engine_name: str, image_id: str) -> dict[str, Any]:
+def registration(plan: Mapping[str, Any], engine_name: str, image_ids: Mapping[str, str]) -> dict[str, Any]:
     """The local fact of a healthy engine. Without timestamps and container ids, a second run changes nothing.
 
+    Args:
+        plan: the plan.
+        engine_name: one of its engines.
+        image_ids: host -> id of the image it runs; where hosts build for themselves, each has its own.
+
     Raises:
-        KeyError: the plan has no such engine.
+        KeyError: the plan has no such engine, or a host of the engine has no image.
 
     """
     for engine in plan["engines"]:
         if engine["name"] == engine_name:
-            return _planned(plan, engine) | {"image_id": image_id}
+            return _planned(plan, engine) | {"image_ids": {host: image_ids[host] for host in engine["hosts"]}}
     raise KeyError(engine_name)
 
 

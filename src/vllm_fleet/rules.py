@@ -149,10 +149,10 @@ ROUTER_GROUP = Rule(
 )
 REGISTRY_GROUP = Rule(
     "one-registry",
-    "The group `registry` has exactly one host.",
+    "The group `registry` has exactly one host where the image goes through a registry.",
     "All hosts pull the image from one place, by its digest.",
     DESIGN,
-    "Put exactly one host into the group registry; the router's host will do.",
+    "Put exactly one host into the group registry (the router's host will do), or set fleet_image_source to archive or build.",
 )
 RESERVED_GROUP = Rule(
     "reserved-group",
@@ -242,6 +242,20 @@ OTHER_VARIANT = Rule(
     "images/vllm-nixl",
     "Remove fleet_image_variant, or name one for the accelerator.",
     overridable=True,
+)
+IMAGE_DIGEST = Rule(
+    "image-digest",
+    "An image of somebody else is named by its digest: NAME@sha256:DIGEST.",
+    "A tag may name another image tomorrow, and then hosts of one fleet run different ones.",
+    DESIGN,
+    "Write NAME@sha256:DIGEST; `skopeo inspect docker://NAME:TAG` shows the digest.",
+)
+OTHER_IMAGE = Rule(
+    "image-of-others",
+    "An image is built from images/ or named by fleet_image_reference, not both.",
+    "An image of somebody else is not built, and what ours holds is known.",
+    DESIGN,
+    "Remove the variable that is named, or fleet_image_reference.",
 )
 SOCKET_INTERFACE = Rule(
     "socket-interface",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +111,40 @@ def test_a_second_run_changes_and_restarts_nothing(fleet):
     assert fleet.containers() == before
 
 
+def without_registry(groups):
+    del groups["registry"]
+
+
+def test_an_archive_in_place_of_the_registry_restarts_nothing(fleet, changed_inventory):
+    before = fleet.containers()
+    done = fleet.deploy(inventory=changed_inventory(hosts=without_registry, fleet_image_source="archive"))
+    assert [counters["changed"] for counters in done.recap.values()] == [0] * 4
+    assert fleet.containers() == before
+
+
+def test_a_host_that_builds_for_itself_runs_its_own_image(fleet, changed_inventory):
+    """The image of one host is made of that of the others: the same content, another id, as from a build of its own."""
+    before = fleet.containers()
+    there = fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    command = [sys.executable, LAB.parents[1] / "images/build", "--check", "vllm-nixl:cpu"]
+    tag = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)[0]["tag"]
+    dockerfile = f"FROM {there}\\nLABEL host=rack1-05\\n"
+    fleet.run("rack1-05", f"printf '{dockerfile}' | docker build --quiet --tag {tag} -")
+    fleet.run("rack1-04", f"docker tag {there} {tag}")
+    inventory = changed_inventory(hosts=without_registry, fleet_image_source="build")
+    fleet.deploy(inventory=inventory)
+    own = fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    assert own != there
+    fact = fleet.run("rack1-05", f"cat /etc/ansible/facts.d/vllm-engine-{DECODE}.fact")
+    assert json.loads(fact)["image_ids"] == {"rack1-05": own}
+    assert fleet.containers()["rack1-04"] == before["rack1-04"]
+    again = fleet.deploy("--check", inventory=inventory)
+    assert [counters["changed"] for counters in again.recap.values()] == [0] * 4
+    fleet.deploy()
+    assert there == fleet.run("rack1-05", f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{DECODE}")
+    fleet.run("rack1-05", f"docker tag {there} {tag} && docker rmi {own}")
+
+
 def test_check_mode_on_a_deployed_fleet_changes_nothing(fleet):
     before = fleet.containers()
     done = fleet.play("site", "--check", "--diff")
@@ -133,7 +169,7 @@ def test_an_engine_host_is_as_planned(fleet, name, engine, address):
     fact = json.loads(host.file(f"/etc/ansible/facts.d/vllm-engine-{engine}.fact").content_string)
     assert (fact["engine"], fact["schema"]) == (engine, 1)
     running = host.check_output(f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{engine}")
-    assert fact["image_id"] == running
+    assert fact["image_ids"] == {name: running}
     assert fact["url"] == f"http://{address}:8000"
     assert host.socket(f"tcp://{address}:8000").is_listening
 

@@ -104,6 +104,13 @@ def test_a_secret_among_arguments_is_not_shown_either():
     assert "vertraulich" not in str(compare(old, new))
 
 
+def test_another_way_of_the_image_to_the_hosts_restarts_nothing():
+    image = fleet()["image"]
+    assert (
+        compare(fleet(image=image | {"source": "registry"}), fleet(image=image | {"source": "archive"})) == []
+    )
+
+
 def test_a_new_image_restarts_every_engine():
     old, new = fleet(), fleet(image={"name": "vllm-nixl:2", "variant": "cu13"})
     assert told(compare(old, new)) == [
@@ -335,7 +342,9 @@ def applied(a_plan, image_id="sha256:1"):
     """The registrations and the running members of a fleet to which a plan was applied."""
     facts = {host: {"other": {"engine": "diesel"}} for host in a_plan["hosts"]}
     for one in a_plan["engines"]:
-        facts[one["head"]][f"vllm-engine-{one['name']}"] = registration(a_plan, one["name"], image_id)
+        facts[one["head"]][f"vllm-engine-{one['name']}"] = registration(
+            a_plan, one["name"], dict.fromkeys(one["hosts"], image_id)
+        )
     running = {
         host: {member["name"]: member["fingerprint"] + image_id for member in told["members"]}
         for host, told in a_plan["hosts"].items()
@@ -410,8 +419,8 @@ def test_what_a_registration_tells_is_named():
 def test_another_image():
     changes = compare_running(fleet(), *applied(fleet()), image_id="sha256:2")
     assert told(changes)[:2] == [
-        (P, "restart", ["image_id: sha256:1 -> sha256:2"]),
-        (D, "restart", ["image_id: sha256:1 -> sha256:2"]),
+        (P, "restart", ["image_ids.a: sha256:1 -> sha256:2"]),
+        (D, "restart", ["image_ids.b: sha256:1 -> sha256:2"]),
     ]
 
 

@@ -13,7 +13,7 @@ P, D = "rack1-04", "rack1-05"
 
 def test_a_member_is_expected_as_planned():
     plan = lab().plan()
-    facts = {P: {"x": registration(plan, f"prefill-{P}-0", "sha256:1")}}
+    facts = {P: {"x": registration(plan, f"prefill-{P}-0", {P: "sha256:1"})}}
     (spec,) = expected_members(plan, P, facts)
     (member,) = plan["hosts"][P]["members"]
     for key in ("engine", "url", "unit", "container", "args"):
@@ -46,9 +46,9 @@ def test_a_headless_member_has_no_url_and_the_engines_sizes():
     plan = fleet.pool(
         "decode", gpus=2, nnodes=2, data_parallel_size=2, env={"VLLM_SERVER_DEV_MODE": "1"}
     ).plan()
-    facts = {D: {"x": registration(plan, f"decode-{D}-0", "sha256:1")}}
+    facts = {D: {"x": registration(plan, f"decode-{D}-0", {D: "sha256:1", "rack1-06": "sha256:2"})}}
     (spec,) = expected_members(plan, "rack1-06", facts)
-    assert spec["image_id"] == "sha256:1", "its head's host knows"
+    assert spec["image_id"] == "sha256:2", "its head's host knows; it was built on its own"
     assert (spec["engine"], spec["member"]) == (f"decode-{D}-0", f"decode-{D}-0.1")
     assert (spec["url"], spec["server_info"]) == (None, False)
     assert (spec["expected"]["data_parallel_size"], spec["expected"]["nnodes"]) == (2, 2)

@@ -207,7 +207,10 @@ def kinds(role):
     found = {}
     in_role = SimpleNamespace(get_name=lambda: role)
     for task in tasks_of(role):
-        for action in ("ansible.builtin.command", "ansible.builtin.systemd_service", "engine_ready"):
+        for action in (
+            *map("ansible.builtin.{}".format, ("command", "copy", "fetch", "systemd_service")),
+            "engine_ready",
+        ):
             if action in task:
                 kind = phase_times.kind_of(SimpleNamespace(action=action, args=task[action], _role=in_role))
                 found |= {task["name"]: kind} if kind else {}
@@ -222,8 +225,11 @@ def test_the_roles_have_what_is_told_apart(role, told_apart):
     assert set(kinds(role).values()) == told_apart
 
 
-def test_push_and_pull_are_transfers_and_looking_is_not():
+def test_push_pull_copy_and_load_are_transfers_and_looking_is_not():
     assert sorted(kinds("container_image")) == [
+        "Copy the archive",
+        "Fetch its parts",
+        "Load the image",
         "Pull the image by its digest",
         "Push the image to the registry",
     ]

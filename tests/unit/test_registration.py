@@ -19,17 +19,17 @@ def plan():
 def facts(plan):
     return {
         "rack1-04": {
-            "vllm_engine_p": registration(plan, P, "sha256:1"),
+            "vllm_engine_p": registration(plan, P, {"rack1-04": "sha256:1"}),
             "other": {"engine": "diesel"},
             "text": "x",
         },
-        "rack1-05": {"vllm_engine_d": registration(plan, D, "sha256:1")},
+        "rack1-05": {"vllm_engine_d": registration(plan, D, {"rack1-05": "sha256:1"})},
         "rack1-router": {},
     }
 
 
 def test_a_registration_is_what_was_planned_and_the_image(plan):
-    assert registration(plan, P, "sha256:1") == {
+    assert registration(plan, P, {"rack1-04": "sha256:1", "rack1-05": "sha256:2"}) == {
         "schema": 1,
         "engine": P,
         "pool": "prefill",
@@ -41,7 +41,7 @@ def test_a_registration_is_what_was_planned_and_the_image(plan):
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
-        "image_id": "sha256:1",
+        "image_ids": {"rack1-04": "sha256:1"},
         "fingerprint": plan["hosts"]["rack1-04"]["members"][0]["fingerprint"],
     }
 

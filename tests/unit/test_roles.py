@@ -199,3 +199,11 @@ def test_a_role_uses_its_own_files(role):
         if path.suffix != ".in"
     ]
     assert [path.name for path in own if path.name not in everything_a_role_says(role)] == []
+
+
+def test_what_sends_an_image_to_many_hosts_at_once_is_throttled():
+    sends = {"Pull the image by its digest", "Copy the archive"}
+    throttled = {
+        task["name"]: task.get("throttle") for task in tasks_of("container_image") if task["name"] in sends
+    }
+    assert throttled == dict.fromkeys(sends, "{{ container_image_pull_throttle }}")

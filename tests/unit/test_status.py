@@ -37,7 +37,10 @@ def health(name, status=200, msg="OK (0 bytes)"):
 
 
 def local(plan, name):
-    return {"vllm-engine-x": registration(plan, name, "sha256:1"), "other": {"engine": "diesel"}}
+    return {
+        "vllm-engine-x": registration(plan, name, dict.fromkeys(plan["hosts"], "sha256:1")),
+        "other": {"engine": "diesel"},
+    }
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_an_engine_that_runs_with_other_settings_than_declared(plan, hosts):
 
 
 def test_an_engine_that_is_no_longer_declared_comes_last(plan, hosts):
-    old = {**registration(plan, D, "sha256:1"), "engine": "decode-rack1-04-1"}
+    old = {**registration(plan, D, {"rack1-05": "sha256:1"}), "engine": "decode-rack1-04-1"}
     hosts["rack1-04"]["local"]["vllm-engine-y"] = old
     rows = status_rows(plan, hosts, [])
     assert rows[-1] == dict.fromkeys(HEADINGS, "") | {

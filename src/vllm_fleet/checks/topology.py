@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,7 @@ from vllm_fleet.placement import GPUS, Engine
 from vllm_fleet.problems import plain
 
 PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 ROUTER_POLICIES = (
     "random",
     "round_robin",
@@ -38,6 +40,7 @@ def check_topology(fleet: Fleet) -> None:
         elif not fleet.groups[pool.hosts]:
             fleet.report(rules.EMPTY_GROUP, "it has no hosts", path, value=pool.hosts, group=pool.hosts)
     _check_groups(fleet)
+    _check_image(fleet)
     if v.image_variant and (v.image_variant == "cpu") != (v.accelerator == "cpu"):
         what = f"fleet_accelerator is {v.accelerator}"
         fleet.report(rules.OTHER_VARIANT, what, ("fleet_image_variant",), value=v.image_variant)
@@ -46,8 +49,29 @@ def check_topology(fleet: Fleet) -> None:
     _check_hosts(fleet)
 
 
+def _check_image(fleet: Fleet) -> None:
+    """One image, from one place."""
+    reference, source = fleet.vars.image_reference, fleet.vars.image_source
+    if reference and not DIGEST.fullmatch(reference.partition("@")[2]):
+        what = "it has no digest" if "@" not in reference else "what follows @ is no sha256 digest"
+        fleet.report(rules.IMAGE_DIGEST, what, ("fleet_image_reference",), value=reference)
+    if reference and "fleet_image" in fleet.raw:
+        what = "fleet_image_reference names another image"
+        fleet.report(rules.OTHER_IMAGE, what, ("fleet_image",), value=fleet.vars.image)
+    if reference and source == "build":
+        what = "fleet_image_reference is not built"
+        fleet.report(rules.OTHER_IMAGE, what, ("fleet_image_source",), value=source)
+    if not reference and fleet.vars.image_vllm_version:
+        what = "there is no fleet_image_reference"
+        version = fleet.vars.image_vllm_version
+        fleet.report(rules.OTHER_IMAGE, what, ("fleet_image_vllm_version",), value=version)
+
+
 def _check_groups(fleet: Fleet) -> None:
-    for group, rule in ((ROUTER_GROUP, rules.ROUTER_GROUP), (REGISTRY_GROUP, rules.REGISTRY_GROUP)):
+    wanted = [(ROUTER_GROUP, rules.ROUTER_GROUP)]
+    if fleet.vars.image_source == "registry":
+        wanted.append((REGISTRY_GROUP, rules.REGISTRY_GROUP))
+    for group, rule in wanted:
         hosts = fleet.groups.get(group, [])
         if len(hosts) != 1:
             what = f"it has {len(hosts)}" if group in fleet.groups else "there is no such group"

@@ -53,7 +53,9 @@ def test_its_settings_are_its_own(name: str, engine: str) -> None:
 def test_it_is_registered_as_what_runs(name: str, engine: str) -> None:
     fact = json.loads(run(name, f"cat /etc/ansible/facts.d/vllm-engine-{engine}.fact"))
     assert (fact["schema"], fact["engine"], fact["url"]) == (1, engine, f"http://198.18.40.{name[-1]}:8000")
-    assert fact["image_id"] == run(name, f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{engine}")
+    assert fact["image_ids"][name] == run(
+        name, f"docker inspect --format '{{{{.Image}}}}' vllm-engine-{engine}"
+    )
 
 
 def test_a_port_that_is_taken_is_refused(as_converged: str) -> None:

@@ -23,8 +23,13 @@ def shared_object(
     needed: Sequence[str] = (),
     wants: Sequence[str] = (),
     defines: Sequence[str] = (),
+    *,
+    stripped: bool = False,
 ) -> bytes:
-    """A shared object's bytes: `needed` are DT_NEEDED, `wants` and `defines` versions as GLIBC_2.17."""
+    """A shared object's bytes: `needed` are DT_NEEDED, `wants` and `defines` versions as GLIBC_2.17.
+
+    `stripped` is one without section headers, which a loader does not need: it has only a PT_DYNAMIC.
+    """
     strings, names = _Strings(), _Strings()
     dynamic = b"".join(struct.pack("<qQ", 1, strings.add(name)) for name in needed) + struct.pack("<qQ", 0, 0)
     aux = b"".join(
@@ -55,6 +60,11 @@ def shared_object(
     table = struct.pack("<IIQQQQIIQQ", *([0] * 10))
     for name, kind, offset, size, link, info, entry in placed:
         table += struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, info, 8, entry)
+    if stripped:
+        segment = struct.pack("<IIQQQQQQ", 2, 4, 64 + 56, 0, 0, len(dynamic), len(dynamic), 8)
+        header = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
+        header += struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+        return header + segment + dynamic
     count = len(placed) + 1
     header = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     header += struct.pack(

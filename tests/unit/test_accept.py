@@ -29,7 +29,14 @@ type Files = dict[str, bytes | str | tuple[bytes, int]]
 
 def metadata(name: str, version: str) -> dict[str, bytes | str | tuple[bytes, int]]:
     told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nLicense: MIT\n\nA text: of it.\n"
-    return {f"{SITE}/{name.replace('-', '_')}-{version}.dist-info/METADATA": told.encode()}
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    record = f"{module}/__init__.py,,\n{module}/__pycache__/__init__.pyc,,\n../../bin/{name},,\n{info}/METADATA,,\n"
+    return {
+        f"{SITE}/{info}/METADATA": told.encode(),
+        f"{SITE}/{info}/RECORD": record.encode(),
+        f"{SITE}/{module}/__init__.py": b"",
+    }
 
 
 def right() -> Files:
@@ -93,7 +100,7 @@ def judged(files: Files, *, other: bool = False, env: tuple[str, ...] = (), says
     config = {
         "Id": "sha256:1",
         "Architecture": says,
-        "Config": {"Env": ["PATH=/usr/bin", *env], "Labels": {"a": "b"}},
+        "Config": {"Env": ["PATH=/usr/local/bin:/usr/bin", *env], "Labels": {"a": "b"}},
     }
     case = accept.Case(accept.read(archive(files)), config, SPEC, LOCK)
     accept.judge(case, other=other)
@@ -157,7 +164,7 @@ WRONG: list[tuple[str, Files, list[str], str]] = [
         {"usr/bin/python3": "python3.12"}, [],
         "scripts: interpreter not in the image: usr/local/bin/vllm (/usr/bin/python3), usr/local/bin/vllm-arguments (/usr/bin/python3)",
     ),
-    ("no vllm", {}, ["usr/local/bin/vllm"], "scripts: there is no program `vllm`"),
+    ("no vllm", {}, ["usr/local/bin/vllm"], "scripts: there is no program `vllm` in /usr"),
     ("writable file", {"etc/vllm.conf": (b"", 0o666)}, [], "writable: everybody may write: etc/vllm.conf"),
     ("key", {"etc/fleet.pem": KEY}, [], "secrets: may hold a secret: etc/fleet.pem"),
     ("password of an index", {"etc/pip.conf": b"index-url = https://me:secret@mirror/simple\n"}, [], "secrets: may hold a secret: etc/pip.conf"),
@@ -167,19 +174,63 @@ WRONG: list[tuple[str, Files, list[str], str]] = [
         "no arguments", {}, ["usr/local/bin/vllm-arguments"],
         "argument-record: vllm-arguments: its arguments cannot be compared with those that inventories are judged by",
     ),
+    (
+        "no files", {}, [f"{SITE}/nixl/__init__.py"],
+        "files: files of nixl are missing: nixl/__init__.py",
+    ),
+    ("no record", {}, [f"{SITE}/orjson-3.13.0.dist-info/RECORD"], "files: distributions that do not say what they installed"),
+    (
+        "no name",
+        {f"{SITE}/x-1.dist-info/METADATA": b"", f"{SITE}/x-1.dist-info/RECORD": b""}, [],
+        f"files: distributions that do not say whose they are: {SITE}/x-1.dist-info/METADATA",
+    ),
+    ("twice", {**metadata("Orjson", "3.13.0")}, [], "files: installed twice: orjson"),
+    ("repaired CUDA 12", {f"{SITE}/a/b.so": shared_object(needed=["libcudart-8774224f.so.12.0.107"])}, [], f"cuda: {SITE}/a/b.so asks"),
+    ("npp of CUDA 12", {f"{SITE}/a/b.so": shared_object(needed=["libnppc.so.12"])}, [], f"cuda: {SITE}/a/b.so asks"),
+    ("cufft of CUDA 12", {f"{SITE}/a/b.so": shared_object(needed=["libcufft.so.11"])}, [], f"cuda: {SITE}/a/b.so asks"),
+    ("cupy for CUDA 12", {**metadata("cupy-cuda12x", "2")}, [], "cuda: distributions for another CUDA than 13: cupy-cuda12x"),
+    (
+        "no section headers",
+        {f"{SITE}/a/b.so": shared_object(needed=["libcudart.so.12"], stripped=True)}, [],
+        f"architecture: cannot be read as a program or library: {SITE}/a/b.so (no section headers)",
+    ),
+    (
+        "another python", {"usr/bin/python3": "python3.13", "usr/bin/python3.13": (shared_object(), 0o755)}, [],
+        "python: /usr/bin/python3 is not usr/bin/python3.11, for which the wheels were locked",
+    ),
+    (
+        "long path to the builder's interpreter",
+        {"usr/local/bin/hf": (b"#!/bin/sh\n'''exec' \"/home/a b/.venv/bin/python\" \"$0\" \"$@\"\n' '''\n", 0o755)}, [],
+        "scripts: interpreter not in the image: usr/local/bin/hf (/home/a b/.venv/bin/python)",
+    ),
+    (
+        "env of a python that is not there", {"usr/local/bin/hf": (b"#!/usr/bin/env -S python3.12 -I\n", 0o755)}, [],
+        "scripts: interpreter not in the image: usr/local/bin/hf (python3.12)",
+    ),
+    ("vllm that cannot be run", {"usr/local/bin/vllm": b"#!/usr/bin/python3\n"}, [], "scripts: there is no program `vllm` in /usr"),
+    ("token of a hub", {"root/.cache/huggingface/token": b"x"}, [], "secrets: may hold a secret: root/.cache/huggingface/token"),
+    ("token in a program", {"usr/local/bin/up": (b"#!/bin/sh\nT=hf_" + b"a" * 34 + b"\n", 0o755)}, [], "secrets: may hold a secret: usr/local/bin/up"),
+    (".env", {"srv/.env": b"K=ghp_" + b"a" * 36}, [], "secrets: may hold a secret: srv/.env"),
+    (
+        "cubins of another flashinfer", {**metadata("flashinfer-cubin", "0.6.13"), **metadata("flashinfer-python", "0.7.2")}, [],
+        "traps: flashinfer-cubin is 0.6.13 and flashinfer-python 0.7.2",
+    ),
+    (
+        "compatibility driver", {"usr/local/cuda/compat/libcuda.so.1": shared_object()}, [],
+        "driver: may shadow a newer driver of the host (CUDA compatibility): usr/local/cuda/compat/libcuda.so.1",
+    ),
 ]  # fmt: skip
 
 
 def broken(added: Files, removed: list[str]) -> Files:
+    """Without a distribution or a path."""
     files = right()
     for name in removed:
-        gone = [
-            path
-            for path in files
-            if path == name or path.startswith(f"{SITE}/{name.replace('-', '_')}-{LOCK.get(name)}.")
-        ]
-        assert len(gone) == 1
-        del files[gone[0]]
+        start = f"{SITE}/{name.replace('-', '_')}-{LOCK.get(name)}.dist-info/"
+        gone = [path for path in files if path == name or path.startswith(start)]
+        assert len(gone) in {1, 2}
+        for path in gone:
+            del files[path]
     return {**files, **added}
 
 
@@ -190,7 +241,11 @@ def test_each_fault_is_named(added, removed, sentence):
     problems = judged(broken(added, removed)).problems
     assert any(problem.startswith(sentence) for problem in problems), problems
     # Nothing else but what follows from it: what is missing is missing from the versions and from the lock.
-    also = {"nixl": {"versions", "locked", "cuda"}, "versions": {"locked"}}
+    also = {
+        "nixl": {"versions", "locked", "cuda"},
+        "versions": {"locked"},
+        "scripts": {"python"},  # without its interpreter there is no Python either
+    }
     kind = sentence.partition(":")[0]
     assert {problem.partition(":")[0] for problem in problems} <= {kind, *also.get(kind, set())}
 
@@ -212,7 +267,18 @@ def test_the_environment_holds_no_secret():
     assert judged(right(), env=("HF_TOKEN=hf_x",)).problems == [
         "secrets: environment that may hold a secret: HF_TOKEN"
     ]
-    assert judged(right(), env=("HF_TOKEN=",)).problems == []
+    for harmless in ("HF_TOKEN=", "TOKENIZERS_PARALLELISM=false", "PIP_INDEX_URL=http://mirror/simple"):
+        assert judged(right(), env=(harmless,)).problems == []
+    index = ("PIP_INDEX_URL=https://me:secret@mirror/simple",)
+    assert judged(right(), env=index).problems == [
+        "secrets: environment that may hold a secret: PIP_INDEX_URL"
+    ]
+
+
+def test_the_environment_points_to_no_other_ucx():
+    for line in ("UCX_MODULE_DIR=/opt/ucx", "LD_LIBRARY_PATH=/opt/ucx/lib:/x"):
+        (problem,) = judged(right(), env=(line,)).problems
+        assert problem.startswith("traps: its environment points NIXL to another UCX")
 
 
 def test_what_somebody_else_s_image_may_lack():
@@ -226,6 +292,20 @@ def test_what_somebody_else_s_image_may_lack():
     ]
     assert len(judged(files | X86, other=True).problems) == 1
     assert judged(files).problems == case.lacks
+
+
+def test_a_second_libc_does_not_count():
+    files = right() | {
+        "opt/sysroot/lib/libc.so.6": shared_object(defines=["GLIBC_2.39"]),
+        f"{SITE}/a/b.so": shared_object(wants=["GLIBC_2.38"]),
+    }
+    assert [problem.partition(":")[0] for problem in judged(files).problems] == ["glibc"]
+
+
+def test_vllm_may_be_anywhere_on_the_path():
+    files = broken({"venv/bin/vllm": (b"#!/usr/bin/python3\n", 0o755)}, ["usr/local/bin/vllm"])
+    assert judged(files, env=("PATH=/venv/bin:/usr/bin",)).problems == []
+    assert judged(files).problems == ["scripts: there is no program `vllm` in /usr/local/bin:/usr/bin"]
 
 
 def test_many_of_a_kind_are_one_sentence():
@@ -245,7 +325,9 @@ def test_many_of_a_kind_are_one_sentence():
     ({}, "", False),
 ])  # fmt: skip
 def test_links_are_followed(links, path, there):
-    assert accept.found(accept.read(archive(right() | links)), path) is there
+    content = accept.read(archive(right() | links))
+    assert accept.found(content, path) is there
+    assert accept.found(content, path, content.executable) is there
 
 
 def test_the_sbom_is_cyclonedx():

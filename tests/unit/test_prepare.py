@@ -295,5 +295,5 @@ def test_packages_are_unpacked_and_not_run(base, tmp_path):
 def test_a_broken_package_ends_it(base, tmp_path):
     broken = tmp_path / "x.deb"
     broken.write_bytes(b"no package")
-    with tarfile.open("rootfs.tar", "w") as archive, pytest.raises((SystemExit, tarfile.ReadError)):
+    with tarfile.open("rootfs.tar", "w") as archive, pytest.raises(SystemExit, match=r"x.deb cannot be read"):
         base.unpack(broken, {}, set(), archive)

@@ -153,12 +153,15 @@ def fleet_host_recordings(plan: Any, hostvars: Any) -> dict[str, Any]:
     _require(hostvars, Mapping, name, "hostvars, with what the role host_check registered")
     recordings = {}
     for host in plain(plan)["hosts"]:
-        variables = hostvars[host] if host in hostvars else {}
+        variables = hostvars.get(host, {})
         if "__host_check_recording" in variables:
             recordings[host] = plain(variables["__host_check_recording"])
         elif "__host_check_observed" in variables:
             recordings[host] = _recording(
-                *(plain(variables.get(f"__host_check_{step}") or {}) for step in ("observed", "opened", "dialed"))
+                *(
+                    plain(variables.get(f"__host_check_{step}") or {})
+                    for step in ("observed", "opened", "dialed")
+                )
             )
     return recordings
 

@@ -248,9 +248,11 @@ def processes(outputs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     found = {}
     for pid in dict.fromkeys(pids):
         try:
-            found[pid] = {"cgroup": Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")}
+            lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
+        # Of several hierarchies (cgroup v1) the one that is systemd's.
+        found[pid] = {"cgroup": next((line for line in lines if ":name=systemd:" in line), lines[-1])}
     return found
 
 

@@ -90,10 +90,12 @@ dials:
   returned: for O(state=dialed)
   type: list
   elements: dict
-open:
-  description: How many listeners are open.
+held:
+  description:
+    - Whether ports were opened that belong to units, which could not start now. The other listeners may be left to
+      their end.
   returned: for O(state=listening)
-  type: int
+  type: bool
 """
 
 import errno
@@ -129,13 +131,10 @@ def running(units: list[str]) -> set[str]:
     """Those of the units that run, or are about to."""
     if not units:
         return set()
-    done = subprocess.run(  # noqa: S603
-        ["systemctl", "show", "--property=Id,ActiveState", *units],  # noqa: S607
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
+    command = ["systemctl", "show", "--property=Id,ActiveState", *units]
+    quiet = subprocess.DEVNULL
+    done = subprocess.run(  # noqa: S603  names of units in the plan
+        command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True, timeout=10, check=False
     )
     found = set()
     for paragraph in done.stdout.split("\n\n"):
@@ -173,19 +172,19 @@ def close() -> None:
 def listen(params: dict[str, Any]) -> dict[str, Any]:
     close()
     left = running([spec["unit"] for spec in params["listeners"] if spec["unit"]])
-    opened, told = [], []
+    opened, told, held = [], [], False
     for spec in params["listeners"]:
         outcome = "left to its unit"
         if spec["unit"] not in left:
             try:
                 opened.append(listener(spec["address"], spec["port"]))
-                outcome = "listening"
+                outcome, held = "listening", held or bool(spec["unit"])
             except OSError as error:
                 outcome = why(error)
         told.append({**spec, "outcome": outcome})
     if opened:
         serve_apart(opened, params)
-    return {"listeners": told, "open": len(opened)}
+    return {"listeners": told, "held": held}
 
 
 def serve_apart(opened: list[socket.socket], params: dict[str, Any]) -> None:

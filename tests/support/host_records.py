@@ -38,7 +38,11 @@ def linux(address: str, machine: str = "x86_64") -> dict[str, Any]:
         {"ifname": "lo", "addr_info": [{"family": "inet", "local": "127.0.0.1", "prefixlen": 8}]},
         {"ifname": "eth0", "addr_info": [{"family": "inet", "local": address, "prefixlen": 24}]},
     ]
-    docker = {"ServerVersion": "28.5.1", "DockerRootDir": "/var/lib/docker", "CDISpecDirs": ["/etc/cdi", "/run/cdi"]}
+    docker = {
+        "ServerVersion": "28.5.1",
+        "DockerRootDir": "/var/lib/docker",
+        "CDISpecDirs": ["/etc/cdi", "/run/cdi"],
+    }
     node = "/sys/devices/system/node/node0"
     return {
         "schema": 1,
@@ -75,7 +79,10 @@ def gb200(address: str) -> dict[str, Any]:
     seen = linux(address, "aarch64")
     gpus = range(4)
     blocks = (
-        text("gb200/gpu.txt").replace("{bus}", f"0000000{n}:01:00.0").replace("{uuid}", gpu_uuid(n)).replace("{number}", str(n))
+        text("gb200/gpu.txt")
+        .replace("{bus}", f"0000000{n}:01:00.0")
+        .replace("{uuid}", gpu_uuid(n))
+        .replace("{number}", str(n))
         for n in gpus
     )
     names = [f"GPU {n}: NVIDIA GB200 (UUID: {gpu_uuid(n)})\n" for n in gpus]
@@ -140,7 +147,11 @@ def reached(plan: dict[str, Any], host: str) -> dict[str, Any]:
     return {
         "listeners": [one | {"outcome": "listening"} for one in asked["listeners"]],
         "dials": [
-            one | {"outcome": "connected", "greeting": None if one["port"] == reach.IMEX_PORT else names.get(one["address"])}
+            one
+            | {
+                "outcome": "connected",
+                "greeting": None if one["port"] == reach.IMEX_PORT else names.get(one["address"]),
+            }
             for one in asked["dials"]
         ],
     }

@@ -82,13 +82,14 @@ class Host:
         return self.seen.missing("docker")
 
     def unit_of(self, pid: int) -> str:
-        """The unit that runs a process, also one in a container of the fleet; else its container, or nothing."""
+        """The unit that runs a process, also one in a container of the fleet; else its container or nothing."""
         process = self.seen.mapping("processes").get(str(pid))
         cgroup = str(process.get("cgroup", "")) if isinstance(process, Mapping) else ""
-        if container := reading.container_of(cgroup):
-            name, _ = self.containers.get(container, ("", ""))
+        kind, owner = reading.owner_of(cgroup)
+        if kind == "container":
+            name, _ = self.containers.get(owner, ("", ""))
             return f"{name}.service" if name.startswith("vllm-engine-") else name
-        return reading.unit_of(cgroup)
+        return owner
 
     @cached_property
     def containers(self) -> dict[str, tuple[str, str]]:

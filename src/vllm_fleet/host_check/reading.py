@@ -515,13 +515,13 @@ def rdma_ports(observation: Observation) -> dict[str, dict[str, str]]:
     return found
 
 
-def unit_of(cgroup: str) -> str:
-    """The systemd unit a cgroup belongs to, or an empty string."""
-    units = re.findall(r"([\w@.\\:-]+\.(?:service|scope))", cgroup)
-    return units[-1] if units else ""
+def owner_of(cgroup: str) -> tuple[str, str]:
+    """What a process belongs to by the path of its cgroup: ("unit", name), ("container", id) or ("", "").
 
-
-def container_of(cgroup: str) -> str:
-    """The id of the container a cgroup belongs to, or an empty string."""
-    match = re.search(r"(?:docker[/-])([0-9a-f]{64})", cgroup)
-    return match[1] if match else ""
+    The innermost counts: hosts of the lab are containers themselves.
+    """
+    found = re.findall(r"docker[/-]([0-9a-f]{64})|([\w@.\\:-]+\.(?:service|scope))(?=/|\s|$)", cgroup)
+    if not found:
+        return "", ""
+    container, unit = found[-1]
+    return ("container", container) if container else ("unit", unit)

@@ -231,7 +231,9 @@ def _summary(findings: list[Finding]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name in filter(why.__contains__, BY_ID):
         reasons.setdefault(why[name], []).append(name)
-    return lines + [f"Do not apply, because {reason}: {', '.join(names)}." for reason, names in reasons.items()]
+    return lines + [
+        f"Do not apply, because {reason}: {', '.join(names)}." for reason, names in reasons.items()
+    ]
 
 
 def _names(hosts: tuple[str, ...]) -> str:

@@ -34,7 +34,7 @@ options:
     type: path
     default: /var/lib/vllm-fleet/model-hashes.json
   devices:
-    description: Device nodes to look at, besides those that are always looked at.
+    description: Device nodes, or folders of them, to look at besides those that are always looked at.
     type: list
     elements: str
     default: []
@@ -223,6 +223,11 @@ def read(pattern: str) -> dict[str, str]:
     return found
 
 
+def nodes(path: str) -> list[str]:
+    """The device nodes in a folder, which docker gives to a container together, or the one of this path."""
+    return sorted(map(str, Path(path).iterdir())) if Path(path).is_dir() else [path]
+
+
 def device(path: str) -> dict[str, int] | None:
     try:
         seen = Path(path).stat()
@@ -379,7 +384,7 @@ def inside(spec: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
         return {"image": None}
     options = [f"--device={name}" for name in spec["devices"]]
     options += [f"--ulimit={name}" for name in spec["ulimits"]]
-    paths = [name for name in spec["devices"] if name.startswith("/dev/")]
+    paths = [path for name in spec["devices"] if name.startswith("/dev/") for path in nodes(name)]
     command = [
         *("docker", "run", "--rm", "--pull=never", "--network=none", "--log-driver=none"),
         *(f"--shm-size={spec['shm_size']}", *options, "--entrypoint=python3", image, "-c", INSIDE, *paths),
@@ -399,9 +404,9 @@ def observe(module: AnsibleModule) -> dict[str, Any]:
         }
         outputs = {name: one.result() for name, one in running.items()}
     patterns = FILES + (FILES_OF_GPUS if cuda else [])
-    devices = params["devices"] + [
-        p for d in DEVICES_OF_GPUS if cuda for p in map(str, Path("/").glob(d[1:]))
-    ]
+    devices = [path for name in params["devices"] for path in nodes(name)]
+    if cuda:
+        devices += [str(path) for pattern in DEVICES_OF_GPUS for path in Path("/").glob(pattern[1:])]
     folders = params["folders"] + ([params["model"]] if params["model"] else [])
     root = re.search(r'"DockerRootDir":"([^"]+)"', outputs["docker"]["stdout"])
     if root:

@@ -74,7 +74,7 @@ def linux(address: str, machine: str = "x86_64") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gb200(address: str) -> dict[str, Any]:
+def gb200(address: str, model_path: str) -> dict[str, Any]:
     """A GB200 tray with a model and without an engine running. Written by hand: see the module's docstring."""
     seen = linux(address, "aarch64")
     gpus = range(4)
@@ -121,9 +121,9 @@ def gb200(address: str) -> dict[str, Any]:
         "/dev/infiniband/rdma_cm": {"major": 10, "minor": 58, "mode": 0o666},
         "/dev/infiniband/uverbs0": {"major": 231, "minor": 192, "mode": 0o666},
     }
-    inside = {"gpus": 4, "memlock": -1, "nofile": 1048576, "shm": 16 * GIB, "devices": {CHANNEL: [234, 0]}}
+    inside = {"gpus": 4, "memlock": -1, "nofile": 1048576, "shm": 16 * GIB, "devices": {path: [node["major"], node["minor"]] for path, node in seen["devices"].items()}}
     seen["container"] = {"image": IMAGE, "ran": ran(json.dumps(inside) + "\n")}
-    return seen | model("/srv/models/Qwen3-32B")
+    return seen | model(model_path)
 
 
 def model(path: str) -> dict[str, Any]:
@@ -164,6 +164,7 @@ def recordings(plan: dict[str, Any]) -> dict[str, Any]:
         address = planned["address"]
         seen = linux(address)
         if planned["members"]:
-            seen = gb200(address) if plan["accelerator"] == "cuda" else seen | model(plan["model"]["path"])
+            path = plan["model"]["path"]
+            seen = gb200(address, path) if plan["accelerator"] == "cuda" else seen | model(path)
         found[host] = {"observed": seen} | reached(plan, host)
     return copy.deepcopy(found)

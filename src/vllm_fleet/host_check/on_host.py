@@ -224,6 +224,8 @@ def _model(host: Host) -> Mapping[str, Mapping[str, Any]]:
 @on_host(checks.MODEL_SPACE, ENGINES)
 def model_space(host: Host) -> Found:
     """What the index says the weights have, less what is there."""
+    if "error" in host.seen.mapping("model"):
+        return skipped("the model's folder could not be read")
     index, folder = host.seen.part("model", "index"), host.plan["model"]["path"]
     total = index.get("total_size") if isinstance(index, Mapping) else None
     if not isinstance(total, int):
@@ -239,7 +241,8 @@ def model_space(host: Host) -> Found:
 @on_host(checks.MODEL_HASH, ENGINES)
 def model_hash(host: Host) -> Found:
     """The hash that hosts are compared by."""
-    _model(host)
+    if "error" in host.seen.mapping("model"):
+        return skipped("the model's folder could not be read")
     value = host.seen.part("model", "hash")
     if not isinstance(value, str):
         return wrong(checks.MODEL_HASH, "not hashed: a file could not be read, or time ran out")
@@ -647,7 +650,9 @@ def container_devices_(host: Host) -> Found:
     if not isinstance(inside, Mapping):
         raise UnreadableError("the container told no devices")
     faults = []
-    for path in device_nodes(host.members):
+    planned = device_nodes(host.members)
+    below = [path for path in outside if path.startswith(tuple(f"{folder}/" for folder in planned))]
+    for path in [*(path for path in planned if path in outside), *below] or planned:
         there, here = inside.get(path), outside.get(path)
         if there is None:
             faults.append(f"{path} is not in the container")

@@ -98,6 +98,14 @@ def _found(pattern: str, text: str, what: str) -> str:
     return match[1]
 
 
+def _below(heading: str, text: str, command: str) -> list[str]:
+    """The lines below a heading, which must be the first line."""
+    lines = text.splitlines()
+    if lines[:1] != [heading]:
+        raise UnreadableError(f"`{command}` begins with {''.join(lines[:1])[:80]!r}")
+    return lines[1:]
+
+
 def json_of(text: str, what: str) -> Any:
     """The JSON in a text."""
     try:
@@ -253,11 +261,8 @@ class GpuProcess(NamedTuple):
 
 def gpu_processes(text: str) -> list[GpuProcess]:
     """Read `nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name --format=csv` (with its heading)."""
-    heading, *lines = text.splitlines()
-    if heading != "gpu_uuid, pid, process_name":
-        raise UnreadableError(f"`gpu_processes` begins with {heading[:80]!r}")
     found = []
-    for line in lines:
+    for line in _below("gpu_uuid, pid, process_name", text, "gpu_processes"):
         if not (match := re.fullmatch(r"(GPU-[0-9a-f-]{36}), (\d+), (.*)", line)):
             raise UnreadableError(f"`gpu_processes` has the line {line[:80]!r}")
         found.append(GpuProcess(match[1], int(match[2]), match[3]))
@@ -393,11 +398,8 @@ def docker_info(text: str) -> Mapping[str, Any]:
 
 def containers(text: str) -> dict[str, tuple[str, str]]:
     """Id -> name and image of each running container; the text begins with a heading of its own."""
-    heading, *lines = text.splitlines()
-    if heading != "CONTAINER ID NAMES IMAGE":
-        raise UnreadableError(f"`containers` begins with {heading[:80]!r}")
     found = {}
-    for line in lines:
+    for line in _below("CONTAINER ID NAMES IMAGE", text, "containers"):
         if not (match := re.fullmatch(r"([0-9a-f]{64}) (\S+) (\S+)", line)):
             raise UnreadableError(f"`containers` has the line {line[:80]!r}")
         found[match[1]] = (match[2], match[3])

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vllm_fleet.host_check import reach
+from vllm_fleet.loading import load
+from vllm_fleet.planning import plan as make_plan
 
-DATA = Path(__file__).parents[1] / "unit" / "host_check" / "data"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "unit" / "host_check" / "data"
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
 GIB = 2**30
 IMAGE = "sha256:" + "1" * 64
+
+
+@cache
+def plan_of(inventory: str, *extra: str) -> dict[str, Any]:
+    """The plan of a recipe in inventory/."""
+    loaded = load([str(ROOT / "inventory" / inventory)], list(extra), [])
+    plan, problems = make_plan(loaded.hosts, loaded.groups)
+    assert plan is not None, problems
+    return plan
 
 
 def text(name: str) -> str:

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from host_records import recordings
-
-from vllm_fleet.loading import load
-from vllm_fleet.planning import plan as make_plan
-
-ROOT = Path(__file__).parents[3]
-
-
-@cache
-def plan_of(inventory: str, *extra: str) -> dict[str, Any]:
-    loaded = load([str(ROOT / "inventory" / inventory)], list(extra), [])
-    plan, problems = make_plan(loaded.hosts, loaded.groups)
-    assert plan is not None, problems
-    return plan
+from host_records import plan_of, recordings
 
 
 @pytest.fixture

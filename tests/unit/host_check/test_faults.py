@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from conftest import plan_of
 from host_faults import FAULTS, OTHERS, RDMA_TABLE, TABLE, D, Fault, P, R, both, command, file, stranger
-from host_records import linux, recordings, text
+from host_records import linux, plan_of, recordings, text
 
 from vllm_fleet.host_check import reading
 from vllm_fleet.host_check.checks import BY_ID, Level

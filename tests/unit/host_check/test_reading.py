@@ -9,9 +9,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from conftest import plan_of
 from host_faults import FAULTS
-from host_records import recordings, text
+from host_records import plan_of, recordings, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -92,7 +92,7 @@ dials:
   elements: dict
 held:
   description:
-    - Whether ports were opened that belong to units, which could not start now. The other listeners may be left to
+    - Whether ports were opened that belong to units, which could not start now. The others may be left to
       their end.
   returned: for O(state=listening)
   type: bool

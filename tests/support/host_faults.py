@@ -115,13 +115,17 @@ def undialed(source: str, port: int, outcome: str = "no answer", **more: Any) ->
     """A connection that does not come about."""
 
     def change(records: Records) -> None:
-        [dial] = [one for one in records[source]["dials"] if one["port"] == port and more.items() <= one.items()]
+        [dial] = [
+            one for one in records[source]["dials"] if one["port"] == port and more.items() <= one.items()
+        ]
         dial |= {"outcome": outcome, "greeting": None}
 
     return change
 
 
-def stranger(host: str, port: int, cgroup: str = "0::/user.slice/user-1000.slice/session-3.scope") -> Callable[[Records], None]:
+def stranger(
+    host: str, port: int, cgroup: str = "0::/user.slice/user-1000.slice/session-3.scope"
+) -> Callable[[Records], None]:
     """Somebody else's program on a port."""
     line = f'LISTEN 0 5 *:{port} *:* users:(("nc",pid=4242,fd=3))\n'
 

@@ -122,7 +122,7 @@ def gb200(address: str, model_path: str) -> dict[str, Any]:
         "/proc/driver/nvidia/params": 'CoherentGPUMemoryMode: "driver"\n',
         "/proc/sys/kernel/numa_balancing": "0\n",
         "/etc/nvidia-imex/nodes_config.cfg": "192.0.2.101\n192.0.2.102\n",
-        "/run/cdi/nvidia.yaml": text("gb200/cdi.yaml"),
+        "/run/cdi/nvidia.yaml": text("gb200/cdi-specification.txt"),
         "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "/sys/class/infiniband/mlx5_0/ports/1/phys_state": "5: LinkUp\n",
         "/sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
@@ -134,7 +134,13 @@ def gb200(address: str, model_path: str) -> dict[str, Any]:
         "/dev/infiniband/rdma_cm": {"major": 10, "minor": 58, "mode": 0o666},
         "/dev/infiniband/uverbs0": {"major": 231, "minor": 192, "mode": 0o666},
     }
-    inside = {"gpus": 4, "memlock": -1, "nofile": 1048576, "shm": 16 * GIB, "devices": {path: [node["major"], node["minor"]] for path, node in seen["devices"].items()}}
+    inside = {
+        "gpus": 4,
+        "memlock": -1,
+        "nofile": 1048576,
+        "shm": 16 * GIB,
+        "devices": {path: [node["major"], node["minor"]] for path, node in seen["devices"].items()},
+    }
     seen["container"] = {"image": IMAGE, "ran": ran(json.dumps(inside) + "\n")}
     return seen | model(model_path)
 

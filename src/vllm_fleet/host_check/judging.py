@@ -82,7 +82,7 @@ class Host:
         return self.seen.missing("docker")
 
     def unit_of(self, pid: int) -> str:
-        """The unit that runs a process, also one in a container of the fleet; else its container or nothing."""
+        """The unit that runs a process, also in a container of the fleet; else its container, or nothing."""
         process = self.seen.mapping("processes").get(str(pid))
         cgroup = str(process.get("cgroup", "")) if isinstance(process, Mapping) else ""
         kind, owner = reading.owner_of(cgroup)

@@ -24,10 +24,22 @@ def play(folder: Path, *words: str, **variables):
     """Exit status, output on one line, findings."""
     out = folder / "out.json"
     variables = {"host_check_recorded": str(folder), "host_check_json": str(out)} | variables
-    command = [Path(sys.executable).parent / "ansible-playbook", "-i", ROOT / "inventory" / INVENTORY, ROOT / "playbooks/check.yml"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE")} | {"ANSIBLE_NOCOLOR": "1"}
+    command = [
+        Path(sys.executable).parent / "ansible-playbook",
+        "-i",
+        ROOT / "inventory" / INVENTORY,
+        ROOT / "playbooks/check.yml",
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE")} | {
+        "ANSIBLE_NOCOLOR": "1"
+    }
     done = subprocess.run(
-        [*command, "-e", json.dumps(variables), *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [*command, "-e", json.dumps(variables), *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     output = done.stdout + done.stderr
     assert "Traceback" not in output

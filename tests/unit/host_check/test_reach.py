@@ -83,4 +83,7 @@ def test_what_a_host_opens_and_dials(plan):
         {"address": "192.0.2.101", "port": 8000, "unit": unit},
         {"address": "192.0.2.101", "port": 5600, "unit": unit},
     ]
-    assert asked["dials"] == [{"address": "192.0.2.10", "port": 5000}, {"address": "192.0.2.102", "port": 50000}]
+    assert asked["dials"] == [
+        {"address": "192.0.2.10", "port": 5000},
+        {"address": "192.0.2.102", "port": 50000},
+    ]

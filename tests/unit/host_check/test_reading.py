@@ -65,7 +65,12 @@ def test_processes_below_their_heading():
         ("LISTEN 0 4096 127.0.0.53%lo:53 0.0.0.0:*", "127.0.0.53", 53, ()),
         ('LISTEN 0 5 *:8000 *:* users:(("a b",pid=1,fd=3),("c",pid=2,fd=3))', "*", 8000, (1, 2)),
         ("LISTEN 0 5 [fe80::1%eth0]:80 [::]:*    ", "fe80::1", 80, ()),
-        ("LISTEN 0      4096      127.0.0.11:42483      0.0.0.0:*                                             ", "127.0.0.11", 42483, ()),
+        (
+            "LISTEN 0      4096      127.0.0.11:42483      0.0.0.0:*                                             ",
+            "127.0.0.11",
+            42483,
+            (),
+        ),
     ],
 )
 def test_sockets(line, address, port, pids):
@@ -163,7 +168,13 @@ def test_foreign_output_never_passes(name, foreign):
 
 @pytest.mark.parametrize("name", READS)
 def test_a_program_that_fails_never_passes(name):
-    for ran in ({"rc": 1, "stdout": "", "stderr": "no"}, {"rc": 0, "stdout": "", "stderr": ""}, {"timed_out": True}, None, 7):
+    for ran in (
+        {"rc": 1, "stdout": "", "stderr": "no"},
+        {"rc": 0, "stdout": "", "stderr": ""},
+        {"timed_out": True},
+        None,
+        7,
+    ):
         records = copy.deepcopy(healthy())
         records[HOST]["observed"]["commands"][name] = ran
         assert not READS[name] & passes(records)
@@ -187,7 +198,9 @@ def fuzzable():
     for fault in FAULTS:
         records = copy.deepcopy(healthy())
         fault.change(records)
-        if not isinstance(records.get(HOST), dict) or HOST not in {host for hosts in fault.found.values() for host in hosts}:
+        if not isinstance(records.get(HOST), dict) or HOST not in {
+            host for hosts in fault.found.values() for host in hosts
+        }:
             continue
         for name in CUTTABLE:
             old, new = (one[HOST]["observed"]["commands"][name].get("stdout") for one in (healthy(), records))
@@ -247,7 +260,12 @@ def test_a_fault_is_not_hidden_by_lines_that_are_missing(fault, name):
 
 @pytest.mark.parametrize("real", ["nvidia-smi-q", "nvlink", "topo", "nvidia-smi-L"])
 def test_real_output_may_be_cut_at_any_byte(real):
-    read = {"nvidia-smi-q": reading.gpus, "nvlink": reading.links, "topo": reading.topology, "nvidia-smi-L": reading.gpu_list}[real]
+    read = {
+        "nvidia-smi-q": reading.gpus,
+        "nvlink": reading.links,
+        "topo": reading.topology,
+        "nvidia-smi-L": reading.gpu_list,
+    }[real]
     output = text(f"h200/{real}.txt")
     for end in range(0, len(output), 1 if len(output) < 2000 else 37):
         try:

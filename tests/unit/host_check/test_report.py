@@ -104,7 +104,10 @@ def test_the_same_on_many_hosts_is_one_row(plan, records):
 
 def test_checks_that_do_not_apply_say_why(plan, records):
     shown = "\n".join(table(judge(plan, records, {})))
-    assert "Do not apply, because the transport is not rdma, or no engine is planned there: rdma-ports, rdma-devices." in shown
+    assert (
+        "Do not apply, because the transport is not rdma, or no engine is planned there: rdma-ports, rdma-devices."
+        in shown
+    )
 
 
 def test_the_document_has_every_check_for_every_host(plan, records):

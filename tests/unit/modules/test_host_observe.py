@@ -11,7 +11,10 @@ from pathlib import Path
 import host_observe
 import pytest
 
-HEADER = {"weight": {"dtype": "F32", "shape": [25], "data_offsets": [0, 100]}, "__metadata__": {"format": "pt"}}
+HEADER = {
+    "weight": {"dtype": "F32", "shape": [25], "data_offsets": [0, 100]},
+    "__metadata__": {"format": "pt"},
+}
 
 
 def safetensors(path: Path, data: int = 100, header: object = HEADER) -> None:
@@ -37,7 +40,9 @@ def model(tmp_path):
 @pytest.fixture
 def observe(run_module, tmp_path, monkeypatch):
     """Run the module with a few commands of its own."""
-    monkeypatch.setattr(host_observe, "COMMANDS", {"sockets": ["true"], "docker": ["true"], "images": ["true"]})
+    monkeypatch.setattr(
+        host_observe, "COMMANDS", {"sockets": ["true"], "docker": ["true"], "images": ["true"]}
+    )
     cache = tmp_path / "state" / "model-hashes.json"
 
     def run(**params):
@@ -115,7 +120,11 @@ def test_what_is_seen_of_this_machine(observe):
 
 def test_whose_a_listening_process_is(observe, monkeypatch):
     pid = os.getpid()
-    monkeypatch.setitem(host_observe.COMMANDS, "sockets", ["echo", f'users:(("python3",pid={pid},fd=3),("gone",pid=999999999,fd=1))'])
+    monkeypatch.setitem(
+        host_observe.COMMANDS,
+        "sockets",
+        ["echo", f'users:(("python3",pid={pid},fd=3),("gone",pid=999999999,fd=1))'],
+    )
     assert list(observe()["processes"]) == [str(pid)]
 
 
@@ -138,7 +147,17 @@ def test_a_truncated_file_of_weights(observe, model):
     assert file["implied"] == file["size"] + 1
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 7, b"\xff" * 50, (10).to_bytes(8, "little") + b"{", (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b'{"a": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x" * 7,
+        b"\xff" * 50,
+        (10).to_bytes(8, "little") + b"{",
+        (2).to_bytes(8, "little") + b"[]",
+        (9).to_bytes(8, "little") + b'{"a": {}}',
+    ],
+)
 def test_a_file_of_weights_that_is_none(observe, model, content):
     (model / "b.safetensors").write_bytes(content)
     seen = observe(model=str(model))["model"]
@@ -146,7 +165,9 @@ def test_a_file_of_weights_that_is_none(observe, model, content):
     assert seen["hash"] is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": 1, "b": "x"}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": 1, "b": "x"}}']
+)
 def test_an_index_that_is_none(observe, model, content):
     (model / "model.safetensors.index.json").write_text(content)
     assert "error" in observe(model=str(model))["model"]["index"]
@@ -171,7 +192,12 @@ def test_the_hash_does_not_depend_on_times(observe, model):
 def test_what_was_hashed_is_not_read_again(observe, model):
     first = observe(model=str(model))["model"]["hash"]
     kept = json.loads(observe.cache.read_text())
-    assert set(map(os.path.basename, kept)) == {"a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json"}
+    assert set(map(os.path.basename, kept)) == {
+        "a.safetensors",
+        "b.safetensors",
+        "config.json",
+        "model.safetensors.index.json",
+    }
     for one in kept.values():
         one["hash"] = "0" * 64
     observe.cache.write_text(json.dumps(kept))
@@ -216,7 +242,13 @@ def test_no_hash_where_none_is_wanted(observe, model):
 
 def test_check_mode_keeps_no_hashes_and_starts_no_container(run_module, observe, model):
     container = {"image": "x", "shm_size": "1g"}
-    params = {"accelerator": "cpu", "sent": 0, "cache": str(observe.cache), "model": str(model), "container": container}
+    params = {
+        "accelerator": "cpu",
+        "sent": 0,
+        "cache": str(observe.cache),
+        "model": str(model),
+        "container": container,
+    }
     seen = run_module("host_observe", check=True, **params)["observed"]
     assert len(seen["model"]["hash"]) == 64
     assert not observe.cache.exists()
@@ -228,11 +260,17 @@ def test_check_mode_keeps_no_hashes_and_starts_no_container(run_module, observe,
 
 def test_a_container_gets_what_engines_get(observe, monkeypatch, tmp_path):
     fake = tmp_path / "docker"
-    fake.write_text(f'#!/bin/sh\n[ "$1" = image ] && echo sha256:1 && exit\nprintf "%s\\n" "$@" > {tmp_path}/words\necho "{{}}"\n')
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = image ] && echo sha256:1 && exit\nprintf "%s\\n" "$@" > {tmp_path}/words\necho "{{}}"\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setitem(host_observe.COMMANDS, "images", ["echo", "IMAGE ID\nsha256:9\nsha256:8"])
-    container = {"devices": ["nvidia.com/gpu=0", "/dev/null"], "ulimits": ["memlock=-1:-1"], "shm_size": "16g"}
+    container = {
+        "devices": ["nvidia.com/gpu=0", "/dev/null"],
+        "ulimits": ["memlock=-1:-1"],
+        "shm_size": "16g",
+    }
     seen = observe(container=container)["container"]
     assert (seen["image"], seen["ran"]["stdout"]) == ("sha256:1", "{}\n")
     words = (tmp_path / "words").read_text().splitlines()

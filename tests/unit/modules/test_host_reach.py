@@ -120,7 +120,7 @@ def test_an_address_that_does_not_answer(reach):
         port = server.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:
-            one.setblocking(False)
+            one.settimeout(0)
             one.connect_ex(("127.0.0.1", port))
         began = time.monotonic()
         assert dial(reach, port, timeout=0.3)["outcome"] == "no answer"

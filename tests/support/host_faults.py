@@ -166,6 +166,8 @@ TABLE = [
     Fault("nvidia-imex-ctl hangs", ends("imex_domain", 0, "", P, timed_out=True), {"imex-domain": [P]}, "`imex_domain` did not answer in time"),
     Fault("node lists differ", file(NODES, "192.0.2.102\n", "192.0.2.102\n192.0.2.103\n", D), {"same-imex-nodes": [D]}, "192.0.2.103"),
     Fault("a host is not in its own node list", file(NODES, "192.0.2.101\n", "", P, D), {"imex-nodes": [P], "same-imex-nodes": [D]}, "192.0.2.102"),
+    Fault("a node list of loopback addresses", file(NODES, "192.0.2.101\n192.0.2.102\n", "127.0.0.1\n", P, D),
+          {"imex-nodes": [P, D], "same-imex-nodes": [P, D]}, "lists 127.0.0.1, none of which this host has"),
     Fault("IMEX and driver differ", command("imex_version", "580.105.08", "580.95.05", P), {"imex-version": [P]}, "nvidia-imex is 580.95.05, the driver 580.105.08"),
     Fault("the channel is missing", seen("devices", CHANNEL, value=None), {"imex-channel": [P]}, "is missing"),
     Fault("the channel has a stale major number", both(seen("devices", CHANNEL, "major", value=511), inside(devices={CHANNEL: [511, 0]})),

@@ -48,8 +48,14 @@ def gpu_uuid(number: int) -> str:
 def linux(address: str, machine: str = "x86_64") -> dict[str, Any]:
     """What any Linux host shows, one without engines."""
     interfaces = [
-        {"ifname": "lo", "addr_info": [{"family": "inet", "local": "127.0.0.1", "prefixlen": 8}]},
-        {"ifname": "eth0", "addr_info": [{"family": "inet", "local": address, "prefixlen": 24}]},
+        {
+            "ifname": "lo",
+            "addr_info": [{"family": "inet", "local": "127.0.0.1", "prefixlen": 8, "scope": "host"}],
+        },
+        {
+            "ifname": "eth0",
+            "addr_info": [{"family": "inet", "local": address, "prefixlen": 24, "scope": "global"}],
+        },
     ]
     docker = {
         "ServerVersion": "28.5.1",

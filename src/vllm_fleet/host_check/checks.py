@@ -425,8 +425,8 @@ SAME_IMEX_NODES = Check(
 )
 SAME_DRIVER = Check(
     "same-driver",
-    "These hosts have one driver version.",
-    "IMEX and CUDA exchange handles between hosts; IMEX refuses other versions.",
+    "All hosts with GPUs have one driver version.",
+    "IMEX refuses nodes of other versions. Where no GPU memory is shared between hosts, it is a warning.",
     IMEX,
     "Install one driver version on all hosts.",
 )

@@ -188,7 +188,7 @@ def open_files(host: Host) -> Found:
     if host.docker_missing:
         return told("there is no docker yet")
     files = reading.limit(reading.property_of(host.seen.output("docker_unit"), "LimitNOFILE"))
-    seen = f"docker may open {files:.0f} files"
+    seen = f"docker may open {'any number of' if files == float('inf') else int(files)} files"
     return right(seen) if files >= FEWEST_FILES else wrong(checks.OPEN_FILES, seen)
 
 

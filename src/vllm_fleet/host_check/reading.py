@@ -440,12 +440,17 @@ def sockets(text: str) -> list[Socket]:
 
 
 def addresses(text: str) -> set[str]:
-    """The host's own addresses, from `ip -j address`."""
+    """The host's own addresses, from `ip -j address`; not those that every host has (loopback)."""
     found = set()
     interfaces = json_of(text, "`ip -j address`")
     for interface in interfaces if isinstance(interfaces, list) else []:
-        for info in (interface.get("addr_info") or []) if isinstance(interface, Mapping) else []:
-            if isinstance(info, Mapping) and isinstance(info.get("local"), str):
+        infos = interface.get("addr_info") if isinstance(interface, Mapping) else None
+        for info in infos if isinstance(infos, list) else []:
+            if (
+                isinstance(info, Mapping)
+                and isinstance(info.get("local"), str)
+                and info.get("scope") != "host"
+            ):
                 found.add(info["local"])
     if not found:
         raise UnreadableError("`ip -j address` tells no address")

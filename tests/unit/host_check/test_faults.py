@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from host_faults import FAULTS, OTHERS, RDMA_TABLE, TABLE, D, Fault, P, R, both, command, file, stranger
+from host_faults import (
+    FAULTS,
+    OTHERS,
+    RDMA_TABLE,
+    TABLE,
+    VERSION,
+    D,
+    Fault,
+    P,
+    R,
+    both,
+    command,
+    file,
+    stranger,
+)
 from host_records import linux, plan_of, recordings, text
 
 from vllm_fleet.host_check import reading
@@ -233,8 +247,16 @@ def test_a_real_h200_host_is_judged_as_what_it_is():
     assert levels(plan, records, "fabric-health")["gpu-01"] is Level.INFO
 
 
-def test_a_router_host_is_asked_little():
-    assert reading.addresses(linux("192.0.2.10")["commands"]["addresses"]["stdout"]) == {
-        "127.0.0.1",
-        "192.0.2.10",
-    }
+def test_loopback_is_no_address_of_a_host():
+    assert reading.addresses(linux("192.0.2.10")["commands"]["addresses"]["stdout"]) == {"192.0.2.10"}
+
+
+def test_other_drivers_are_only_a_warning_where_no_memory_is_shared_between_hosts():
+    plan = plan_of("gb200-two-trays", "fleet_kv_transport=rdma")
+    records = recordings(plan)
+    both(file(VERSION, "580.105.08", "580.95.05", D), command("nvidia_smi", "580.105.08", "580.95.05", D))(
+        records
+    )
+    file("/run/cdi/nvidia.yaml", "580.105.08", "580.95.05", D)(records)
+    assert found(plan, records, Level.WARN) == {"same-driver": [D]}
+    assert found(plan, records, Level.FAIL) == {}

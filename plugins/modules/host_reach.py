@@ -200,6 +200,8 @@ def serve_apart(opened: list[socket.socket], params: dict[str, Any]) -> None:
         os.dup2(nothing, stream)
     try:
         serve(opened, control, f"{GREETING}{params['name']}\n".encode(), params["seconds"])
+        for sock in opened:  # before the control socket, whose end says that the ports are free
+            sock.close()
     finally:
         os._exit(0)  # without the cleaning up that is its parent's
 

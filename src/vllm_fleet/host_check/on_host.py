@@ -203,13 +203,22 @@ def model_files(host: Host) -> Found:
             faults.append(f"{name}: {file['error']}")
         elif name in weights and file.get("size") != file.get("implied"):
             faults.append(f"{name} has {file.get('size')} bytes, its header says {file.get('implied')}")
-    if isinstance(index, Mapping):
-        if "error" in index:
-            faults.append(str(index["error"]))
-        faults += [f"{name} is missing" for name in index.get("files") or [] if name not in weights]
+    if index is not None:
+        wanted, error = _index(index)
+        faults += [error] if error else [f"{name} is missing" for name in wanted if name not in weights]
     elif not weights:
         return told("no safetensors files; weights of other formats are not looked at")
     return each(checks.MODEL_FILES, faults, f"{len(weights)} files of weights, complete")
+
+
+def _index(index: Any) -> tuple[list[str], str]:
+    """The files that model.safetensors.index.json names; or why it could not be read on the host."""
+    if isinstance(index, Mapping) and "error" in index:
+        return [], str(index["error"])
+    names = index.get("files") if isinstance(index, Mapping) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UnreadableError("model.index of the observation is not what the module tells")
+    return names, ""
 
 
 def _model(host: Host) -> Mapping[str, Mapping[str, Any]]:

@@ -7,9 +7,11 @@ from collections import defaultdict
 import pytest
 from host_faults import (
     FAULTS,
+    HELD,
     OTHERS,
     RDMA_TABLE,
     TABLE,
+    USED,
     VERSION,
     D,
     Fault,
@@ -115,6 +117,20 @@ def test_the_fleets_own_engine_may_have_its_ports_and_gpus(plan, records):
     engine_runs(P, "prefill-rack1-01-0", 8000)(records)
     assert found(plan, records) == {}
     assert levels(plan, records, "ports")[P] is Level.PASS
+
+
+PROCESSES = "    Processes                                          : None\n"
+
+
+def test_memory_that_a_process_uses_is_not_a_dead_peers(plan, records):
+    below = "    Processes\n        Process ID                        : 77\n            Type                          : C\n"
+    both(command("nvidia_smi", USED, HELD, P), command("nvidia_smi", PROCESSES, below, P))(records)
+    assert found(plan, records) == {}
+
+
+def test_without_a_list_of_processes_memory_is_not_judged(plan, records):
+    command("nvidia_smi", PROCESSES, PROCESSES.replace("None", "N/A"), P)(records)
+    assert found(plan, records) == {"gpu-memory": [P]}
 
 
 def test_an_engine_that_the_inventory_no_longer_has_may_not(plan, records):

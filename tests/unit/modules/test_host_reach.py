@@ -9,6 +9,9 @@ from contextlib import closing
 import host_reach
 import pytest
 
+# The process that forks is the one of all tests, where others left threads.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
 
 @pytest.fixture
 def free_port():

@@ -236,7 +236,6 @@ THERE, STARTING, ELSEWHERE, UNREAD = "there", "starting", "told by another check
 STATES = {
     "listening": THERE,
     "left to its unit": STARTING,
-    "taken": ELSEWHERE,  # ports
     "the host does not have that address": ELSEWHERE,  # address
 }
 

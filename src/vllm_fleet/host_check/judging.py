@@ -77,9 +77,14 @@ class Host:
         return reading.driver(self.seen.file("/proc/driver/nvidia/version"))
 
     @property
-    def docker_missing(self) -> bool:
-        """Whether there is no docker yet; the role engine_host installs it."""
-        return self.seen.missing("docker")
+    def docker_to_come(self) -> str:
+        """Why there is no docker engine to be asked yet, which the role engine_host changes; else empty."""
+        if self.seen.missing("docker"):
+            return "there is no docker yet; playbooks/hosts.yml installs it"
+        if self.seen.mapping("commands", "docker").get("rc") == 0:
+            return ""
+        state = reading.property_of(self.seen.output("docker_unit"), "ActiveState")
+        return "docker does not run yet; playbooks/hosts.yml starts it" if state == "inactive" else ""
 
     def unit_of(self, pid: int) -> str:
         """The unit that runs a process, also in a container of the fleet; else its container, or nothing."""
@@ -94,7 +99,7 @@ class Host:
     @cached_property
     def containers(self) -> dict[str, tuple[str, str]]:
         """The running containers."""
-        if self.docker_missing:
+        if self.docker_to_come:
             return {}
         return reading.containers(self.seen.output("containers"))
 

@@ -131,8 +131,8 @@ def ports(host: Host) -> Found:
 @on_host(checks.DOCKER_ENGINE, ENGINES)
 def docker(host: Host) -> Found:
     """Its version, and for GPUs that it knows CDI."""
-    if host.docker_missing:
-        return told("there is no docker yet; playbooks/hosts.yml installs it")
+    if to_come := host.docker_to_come:
+        return told(to_come)
     info = reading.docker_info(host.seen.output("docker"))
     version = info["ServerVersion"]
     number = re.match(r"\d+(\.\d+)*", version)
@@ -151,7 +151,7 @@ def docker(host: Host) -> Found:
 @on_host(checks.IMAGE_SPACE, ENGINES)
 def image_space(host: Host) -> Found:
     """Room for a pull, unless an engine image is there."""
-    if host.docker_missing:
+    if host.docker_to_come:
         root = "/var/lib/docker"
     else:
         if len(host.seen.output("images").splitlines()) > 1:
@@ -185,8 +185,8 @@ def docker_bytes(size: str) -> int:
 @on_host(checks.OPEN_FILES, ENGINES)
 def open_files(host: Host) -> Found:
     """Docker's limit, which containers inherit."""
-    if host.docker_missing:
-        return told("there is no docker yet")
+    if to_come := host.docker_to_come:
+        return told(to_come)
     files = reading.limit(reading.property_of(host.seen.output("docker_unit"), "LimitNOFILE"))
     seen = f"docker may open {'any number of' if files == float('inf') else int(files)} files"
     return right(seen) if files >= FEWEST_FILES else wrong(checks.OPEN_FILES, seen)

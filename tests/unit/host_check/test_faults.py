@@ -170,13 +170,25 @@ def test_xids_of_applications_are_only_told(plan, records):
     assert found(plan, records, Level.INFO) == {"xid": [P]}
 
 
-def test_a_host_without_docker_is_told(plan, records):
+MISSING = {"rc": None, "stdout": "", "stderr": "", "missing": True}
+STOPPED = {"rc": 1, "stdout": "", "stderr": "Cannot connect to the Docker daemon"}
+
+
+@pytest.mark.parametrize(("ran", "state"), [(MISSING, "inactive"), (STOPPED, "inactive")])
+def test_a_host_without_docker_is_told(plan, records, ran, state):
     seen = records[P]["observed"]
     for name in ("docker", "containers", "images"):
-        seen["commands"][name] = {"rc": None, "stdout": "", "stderr": "", "missing": True}
+        seen["commands"][name] = ran
+    command("docker_unit", "ActiveState=active", f"ActiveState={state}", P)(records)
     seen["container"] = {"image": None}
     assert found(plan, records) == {}
     assert found(plan, records, Level.INFO) == {"docker": [P], "open-files": [P]}
+
+
+def test_a_docker_that_failed_is_no_docker_to_come(plan, records):
+    records[P]["observed"]["commands"]["docker"] = STOPPED
+    command("docker_unit", "ActiveState=active", "ActiveState=failed", P)(records)
+    assert found(plan, records, Level.FAIL).keys() == {"docker", "image-space"}
 
 
 def test_without_an_image_nothing_is_said_about_containers(plan, records):

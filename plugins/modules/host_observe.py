@@ -241,8 +241,11 @@ def device(path: str) -> dict[str, int] | None:
 
 def disk(folder: str) -> dict[str, Any]:
     """The file system that a folder is on, or will be on."""
-    place = next(place for place in (Path(folder), *Path(folder).parents) if place.exists())
-    seen = os.statvfs(place)
+    try:
+        place = next(place for place in (Path(folder), *Path(folder).parents) if place.exists())
+        seen = os.statvfs(place)
+    except OSError as error:
+        return {"error": str(error)}
     return {"free": seen.f_bavail * seen.f_frsize, "total": seen.f_blocks * seen.f_frsize}
 
 
@@ -339,7 +342,10 @@ class Model:
     def _hash(self, files: dict[str, Any]) -> str | None:
         whole = hashlib.sha256(self.kind.encode())
         for name in files:
-            one = self._hash_of(self.folder / name)
+            try:
+                one = self._hash_of(self.folder / name)
+            except OSError:
+                return None
             if one is None:
                 return None
             whole.update(f"{name} {files[name]['size']} {one}\n".encode())

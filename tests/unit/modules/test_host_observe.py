@@ -231,6 +231,17 @@ def test_sampled_and_full_read_what_they_say(observe, model):
     assert observe(model=str(model), hash="sampled")["model"]["hash"] != hashes["sampled"]
 
 
+def test_a_disk_that_cannot_be_read_gives_no_hash_and_no_free_space(observe, model, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(host_observe.Model, "_hash_of", fail)
+    monkeypatch.setattr(host_observe.os, "statvfs", fail)
+    seen = observe(model=str(model))
+    assert seen["model"]["hash"] is None
+    assert seen["disks"][str(model)] == {"error": "[Errno 5] Input/output error"}
+
+
 def test_hashing_ends_when_its_time_is_over(observe, model):
     assert observe(model=str(model), hash_seconds=-1)["model"]["hash"] is None
 

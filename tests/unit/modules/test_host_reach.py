@@ -147,3 +147,11 @@ def test_which_units_run(monkeypatch):
     monkeypatch.setattr(host_reach.subprocess, "run", lambda *_, **__: done)
     assert host_reach.running(["a.service", "b.service", "c.service"]) == {"a.service", "c.service"}
     assert host_reach.running([]) == set()
+
+
+def test_where_systemd_does_not_answer_no_port_of_a_unit_is_opened(monkeypatch):
+    def fail(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(host_reach.subprocess, "run", fail)
+    assert host_reach.running(["a.service"]) == {"a.service"}

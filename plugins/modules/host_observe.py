@@ -161,7 +161,8 @@ DEVICES_OF_GPUS = ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*"]
 INDEX = "model.safetensors.index.json"
 HASHED = (".json", ".safetensors", ".model", ".jinja", ".txt", ".tiktoken", ".py")
 WHOLE = 1 << 20
-BLOCK, BLOCKS = 1 << 16, 16
+BLOCK = 1 << 16
+BLOCKS = 16
 MAX_HEADER = 100 << 20  # as safetensors itself has it
 
 INSIDE = r"""

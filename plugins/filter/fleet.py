@@ -135,6 +135,63 @@ def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:
     return change_lines(compare_running(plain(plan), registrations, running, plain(workers)))
 
 
+def fleet_host_questions(plan: Any, host: Any, accept: Any) -> dict[str, Any]:
+    from vllm_fleet.host_check.report import AcceptError, accepted, questions
+
+    name = "fleet_host_questions"
+    _require_plan(plan, name)
+    _require(host, str, name, "the host's name")
+    try:
+        accepted(plain(accept))
+        return questions(plain(plan), plain(host))
+    except AcceptError as error:
+        raise AnsibleFilterError(str(error)) from None
+    except KeyError as error:
+        raise AnsibleFilterError(f"{name}: the plan has no host {error}.") from None
+
+
+def fleet_host_recordings(plan: Any, hostvars: Any) -> dict[str, Any]:
+    name = "fleet_host_recordings"
+    _require_plan(plan, name)
+    _require(hostvars, Mapping, name, "hostvars, with what the role host_check registered")
+    recordings = {}
+    for host in plain(plan)["hosts"]:
+        variables = hostvars.get(host, {})
+        if "__host_check_recording" in variables:
+            recordings[host] = plain(variables["__host_check_recording"])
+        elif "__host_check_observed" in variables:
+            recordings[host] = _recording(
+                *(
+                    plain(variables.get(f"__host_check_{step}") or {})
+                    for step in ("observed", "opened", "dialed")
+                )
+            )
+    return recordings
+
+
+def _recording(observed: dict[str, Any], opened: dict[str, Any], dialed: dict[str, Any]) -> dict[str, Any]:
+    if "observed" not in observed:
+        return {"failed": str(observed.get("msg", "it was not looked at"))}
+    return {
+        "observed": observed["observed"],
+        "listeners": opened.get("listeners"),
+        "dials": dialed.get("dials"),
+    }
+
+
+def fleet_host_check(plan: Any, recordings: Any, accept: Any) -> dict[str, Any]:
+    from vllm_fleet.host_check.report import AcceptError, accepted, document, judge, table
+
+    name = "fleet_host_check"
+    _require_plan(plan, name)
+    _require(recordings, Mapping, name, "a mapping of hosts to what was recorded there")
+    try:
+        findings = judge(plain(plan), plain(recordings), accepted(plain(accept)))
+    except AcceptError as error:
+        raise AnsibleFilterError(str(error)) from None
+    return {"document": document(findings), "text": "\n".join(table(findings))}
+
+
 def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
     _require_plan(plan, "fleet_router_arguments")
     _require(slot, str, "fleet_router_arguments", "a slot, a or b")
@@ -183,6 +240,9 @@ class FilterModule:
                 fleet_expected_external,
                 fleet_changes,
                 fleet_gpu_memory,
+                fleet_host_check,
+                fleet_host_questions,
+                fleet_host_recordings,
                 fleet_router_arguments,
                 fleet_status_table,
             )

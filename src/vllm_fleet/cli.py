@@ -103,6 +103,75 @@ def rules(
         )
 
 
+@app.command()
+def check(
+    inventory: Inventory,
+    recorded: Annotated[
+        Path, typer.Option("--recorded", help="Folder with HOST.json, as playbooks/check.yml records it.")
+    ],
+    accept: Annotated[
+        list[str] | None, typer.Option("--accept", help="ID=REASON of a failure that is all right.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for all findings as JSON.", dir_okay=False)
+    ] = None,
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+) -> None:
+    """Judge recorded observations of hosts. Exit 0: no check fails, 1: one does, 2: wrong usage."""
+    from vllm_fleet.host_check import report
+
+    if not recorded.is_dir():
+        raise typer.BadParameter(f"{recorded} is no folder.")
+    try:
+        accepted = report.accepted(dict(word.partition("=")[::2] for word in accept or []))
+    except report.AcceptError as error:
+        raise typer.BadParameter(str(error)) from None
+    result, found = _plan(inventory, extra_vars, vault_password_file, as_json=False)
+    _finish(found, as_json=False, more={})
+    if result is None:
+        return
+    files = {host: recorded / f"{host}.json" for host in result["hosts"]}
+    texts = {
+        host: file.read_text(encoding="utf-8", errors="replace")
+        for host, file in files.items()
+        if file.is_file()
+    }
+    findings = report.judge(result, texts, accepted)
+    if json_file:
+        _write(json_file, json.dumps(report.document(findings), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write("\n".join(report.table(findings)) + "\n")
+    if report.failed(findings):
+        raise typer.Exit(PROBLEMS)
+
+
+@app.command()
+def checks(
+    as_json: Json = False,  # noqa: FBT002
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/reference/checks.md.")] = False,  # noqa: FBT002
+) -> None:
+    """List every check of the hosts: id, what must hold, why, what to do."""
+    from dataclasses import asdict
+
+    from vllm_fleet.host_check.checks import CHECKS
+
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown exclude each other.")
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(one) for one in CHECKS], indent=2, ensure_ascii=False) + "\n")
+        return
+    if as_markdown:
+        from vllm_fleet.host_check.report import markdown
+
+        sys.stdout.write(markdown())
+        return
+    for one in CHECKS:
+        sys.stdout.write(
+            f"{one.id} ({one.level.value})\n  {one.sentence}\n  why:    {one.reason}\n"
+            f"  source: {one.source}\n  remedy: {one.remedy}\n\n"
+        )
+
+
 def _markdown(rules: Sequence[Rule]) -> str:
     """The reference of all rules. A rule's heading is its id, and so its anchor."""
     kinds: dict[str, list[str]] = {}
@@ -153,11 +222,15 @@ def show(
         return
     from vllm_fleet.picture import svg as draw
 
-    try:
-        svg.write_text(draw(result), encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"{svg} cannot be written: {error.strerror}.") from None
+    _write(svg, draw(result))
     sys.stdout.write(f"{svg}\n")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}.") from None
 
 
 @app.command()

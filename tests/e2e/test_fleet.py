@@ -324,8 +324,7 @@ def test_a_host_that_does_not_answer_stops_the_play(fleet, changed_inventory):
 
     done = fleet.play("site", inventory=changed_inventory(hosts=add))
     assert done.rc != 0
-    assert "rack9-99" in done.words
-    assert done.recap["rack9-99"]["unreachable"] == 1
+    assert "FAIL answers rack9-99" in done.words
     assert fleet.containers() == before
 
 
@@ -337,9 +336,14 @@ def test_a_registry_that_cannot_start_stops_the_play(fleet):
     )
     try:
         time.sleep(1)
-        done = fleet.play("site")
-        assert done.rc != 0
-        assert "docker-registry" in done.words
+        # The host check sees it first; without the check the role does.
+        for playbook, seen in (
+            ("site", "port 5000 (registry) is taken by python3"),
+            ("images", "docker-registry"),
+        ):
+            done = fleet.play(playbook)
+            assert done.rc != 0
+            assert seen in done.words
         assert fleet.containers() == before
         assert ask(FRONT, prompt="still there?", max_tokens=2)["choices"][0]["text"]
     finally:

@@ -76,6 +76,47 @@ def test_ansible_computes_the_same_plan(tmp_path):
     assert [line.split()[0] for line in results[7]] == ["engine", "prefill-rack1-04-0", "decode-rack1-05-0"]
 
 
+def test_the_host_check_in_ansible(tmp_path):
+    fleet = lab()
+    check = "(hostvars | fleet_check(groups)).plan"
+    questions, recordings, result = evaluate(
+        tmp_path, fleet.hosts, fleet.groups,
+        [f"{check} | fleet_host_questions('rack1-04', {{}})", f"{check} | fleet_host_recordings(hostvars)",
+         f"{check} | fleet_host_check({{'rack1-04': {{'failed': 'no route'}}}}, {{'answers': 'a test without hosts'}})"],
+    )  # fmt: skip
+    assert questions["observe"]["model"] == "/srv/models/tiny"
+    assert [one["port"] for one in questions["reach"]["listeners"]] == [8000, 5600, 60999]
+    assert recordings == {}
+    assert result["document"]["ok"] is True
+    assert "accepted because: a test without hosts" in result["text"]
+
+
+def test_what_was_registered_is_what_is_recorded():
+    seen = {"__host_check_observed": {"observed": {"schema": 1}, "changed": False}}
+    reach = {"__host_check_opened": {"listeners": [1]}, "__host_check_dialed": {"dials": [2]}}
+    gone = {"__host_check_observed": {"unreachable": True, "msg": "no route"}}
+    hostvars = {"rack1-04": seen | reach, "rack1-05": gone, "rack1-router": {"__host_check_recording": "{"}}
+    assert FILTERS["fleet_host_recordings"](lab().plan(), hostvars) == {
+        "rack1-04": {"observed": {"schema": 1}, "listeners": [1], "dials": [2]},
+        "rack1-05": {"failed": "no route"},
+        "rack1-router": "{",
+    }
+
+
+def test_the_filters_of_the_host_check_say_what_they_want():
+    plan = lab().plan()
+    for wrong, says in (
+        (lambda: FILTERS["fleet_host_questions"](plan, "nowhere", {}), "the plan has no host 'nowhere'"),
+        (lambda: FILTERS["fleet_host_questions"](plan, "rack1-04", {"x": "y"}), "'x' is no check"),
+        (lambda: FILTERS["fleet_host_check"](plan, {}, {"x": "y"}), "'x' is no check"),
+        (lambda: FILTERS["fleet_host_check"](plan, [], {}), "got list"),
+        (lambda: FILTERS["fleet_host_recordings"](plan, 5), "got int"),
+        (lambda: FILTERS["fleet_host_recordings"]({}, {}), "expected the plan"),
+    ):
+        with pytest.raises(AnsibleFilterError, match=says):
+            wrong()
+
+
 def test_ansible_gets_every_problem_with_its_place(tmp_path):
     fleet = lab().pool("decode", args={"port": 1})
     fleet.hosts["rack1-04"] |= {"fleet_prot": 1, "fleet_address": "{{ nowhere }}"}

@@ -21,7 +21,7 @@ demo: lab  ## Set up, build, start the lab, deploy, prove, and show what serves
 	@echo
 	@echo "  curl -s $(FRONT)/v1/completions -H 'Content-Type: application/json' -d '{\"model\": \"tiny\", \"prompt\": \"Hello\", \"max_tokens\": 8}'"
 
-test: lint unit molecule e2e cross  ## All tests, as CI runs them
+test: lint unit cross molecule e2e  ## All tests, as CI runs them
 
 setup:  ## .venv and a docker engine that answers
 	@scripts/setup

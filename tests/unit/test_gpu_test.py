@@ -87,6 +87,11 @@ def test_one_that_does_not_work_is_refused_and_tested_again(role):
     assert len(role()[2]) == 2
 
 
+def test_one_that_hangs_is_said_to(role):
+    assert "stopped after 900 s: CUDA, UCX or NIXL hangs" in role(124, "")[1]
+    assert "stopped after 900 s" not in role(125, "docker: could not select device driver\n")[1]
+
+
 @pytest.mark.parametrize(
     ("options", "variables"),
     [

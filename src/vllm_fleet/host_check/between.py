@@ -137,7 +137,9 @@ def same_gpu(hosts: list[Host]) -> Findings:
 
 @between(checks.SAME_IMAGE, ENGINES)
 def same_image(hosts: list[Host]) -> Findings:
-    """The images of the engines that run; where none runs there is nothing to compare."""
+    """The images of the engines that run; nothing to compare where none runs, or where each host builds."""
+    if hosts[0].plan["image"]["source"] == "build":
+        return [([host.name for host in hosts], skipped("each host builds its own image, with its own id"))]
     images: dict[str, list[str]] = {}
     for host in hosts:
         try:

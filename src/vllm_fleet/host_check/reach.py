@@ -51,7 +51,7 @@ def listeners(plan: Mapping[str, Any], host: str) -> list[Listener]:
                 Listener(host, LOOPBACK, ports["port"], f"router {slot}", unit),
                 Listener(host, LOOPBACK, ports["metrics_port"], f"metrics of router {slot}", unit),
             ]
-    if host == plan["registry"]["host"]:
+    if plan["registry"] and host == plan["registry"]["host"]:
         found.append(Listener(host, address, plan["registry"]["port"], "registry", REGISTRY_UNIT))
     return found
 
@@ -88,7 +88,7 @@ def _between_members(plan: Mapping[str, Any]) -> Iterator[Dial]:
 
 
 def _to_registry(plan: Mapping[str, Any]) -> Iterator[Dial]:
-    if not plan["engine_hosts"]:
+    if not plan["engine_hosts"] or not plan["registry"]:
         return
     registry = plan["registry"]
     target = Listener(registry["host"], registry["address"], registry["port"], "registry", REGISTRY_UNIT)

@@ -95,6 +95,14 @@ def test_every_check_has_one_judge():
 # --- what is no fault -----------------------------------------------------------------------------
 
 
+def test_hosts_that_build_for_themselves_have_images_of_their_own():
+    plan = plan_of("gb200-two-trays", "fleet_image_source=build")
+    records = recordings(plan)
+    [fault] = [fault for fault in FAULTS if fault.what == "engines run different images"]
+    fault.change(records)
+    assert set(levels(plan, records, "same-image").values()) == {Level.NOT_APPLICABLE}
+
+
 def engine_runs(host: str, engine: str, port: int):
     """The fleet's own engine listens on its ports and uses its GPUs."""
     container, line = "a" * 64, f'LISTEN 0 5 192.0.2.101:{port} 0.0.0.0:* users:(("python3",pid=77,fd=3))\n'

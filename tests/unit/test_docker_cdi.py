@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from role_tasks import run_tasks
 
 ROOT = Path(__file__).parents[2]
 DIRS = ["/etc/cdi", "/var/run/cdi"]
-PLAY = """
-- hosts: a
-  gather_facts: false
-  tasks:
-    - ansible.builtin.import_role:
-        name: engine_host
-        tasks_from: cdi
-"""
 # `docker info` of docker 27 has these keys among others; CDISpecDirs is null while CDI is off, and dockers before 25 lack it.
 DOCKER = '#!/bin/sh\ntest "$*" = "info --format {{json .}}" || exit 2\ncat "$FAKE/info.json"\n'
 SYSTEMCTL = """#!/bin/sh
@@ -42,36 +32,15 @@ def role(tmp_path) -> Callable[..., Done]:
     """Runs the tasks on a host with such a docker and daemon.json."""
 
     def run(info: dict[str, Any], daemon: dict[str, Any] | None = None, *options: str) -> Done:
-        for name, text in (("docker", DOCKER), ("systemctl", SYSTEMCTL)):
-            (tmp_path / name).write_text(text)
-            (tmp_path / name).chmod(0o755)
         info = {"ServerVersion": "27.5.1", "CDISpecDirs": None, "ContainersRunning": 0} | info
         (tmp_path / "info.json").write_text(json.dumps({"LiveRestoreEnabled": False} | info) + "\n")
         file = tmp_path / "daemon.json"
         if daemon is not None:
             # As the role writes it.
             file.write_text(json.dumps(daemon, indent=4, sort_keys=True) + "\n")
-        (tmp_path / "play.yml").write_text(PLAY)
-        variables = {"ansible_python_interpreter": sys.executable, "__engine_host_daemon_file": str(file)}
-        done = subprocess.run(
-            [
-                "ansible-playbook",
-                "-i",
-                "a,",
-                "-c",
-                "local",
-                tmp_path / "play.yml",
-                "-e",
-                json.dumps(variables),
-                *options,
-            ],
-            cwd=ROOT,
-            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAKE": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        variables = {"__engine_host_daemon_file": str(file)}
+        programs = {"docker": DOCKER, "systemctl": SYSTEMCTL}
+        done = run_tasks("engine_host", "cdi", tmp_path, programs, variables, *options)
         calls = tmp_path / "calls"
         recorded = calls.read_text() if calls.exists() else ""
         settings = json.loads(file.read_text()) if file.exists() else None

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleets import Fleet, gpu
+from role_tasks import run_tasks
 
 from vllm_fleet import gpu_memory
 
@@ -241,14 +239,6 @@ call=$(wc -l <"$FAKE/calls")
 while ! test -e "$FAKE/$call.txt"; do call=$((call - 1)); test "$call" -gt 0 || exit 9; done
 if test "$part" = gpus; then sed '/^processes$/,$d' "$FAKE/$call.txt"; else sed '1,/^processes$/d' "$FAKE/$call.txt"; fi
 """
-PLAY = """
-- hosts: a
-  gather_facts: false
-  tasks:
-    - ansible.builtin.import_role:
-        name: vllm_engine
-        tasks_from: gpu_memory
-"""
 
 
 @pytest.fixture
@@ -258,38 +248,14 @@ def role(tmp_path) -> Callable[..., tuple[subprocess.CompletedProcess[str], int]
     def run(
         *answers: str, start: str = "prefill-a-0", seconds: int = 5
     ) -> tuple[subprocess.CompletedProcess[str], int]:
-        fake = tmp_path / "bin/nvidia-smi"
-        fake.parent.mkdir()
-        fake.write_text(FAKE)
-        fake.chmod(0o755)
         for number, answer in enumerate(answers, 1):
             (tmp_path / f"{number}.txt").write_text(answer)
-        (tmp_path / "play.yml").write_text(PLAY)
         variables = {
-            "ansible_python_interpreter": sys.executable,
             "vllm_engine_plan": pair(),
             "vllm_engine_gpu_memory_timeout": seconds,
             "__vllm_engine_wrong": f"{{{{ member.name == '{start}' }}}}",
         }
-        (tmp_path / "vars.json").write_text(json.dumps(variables))
-        done = subprocess.run(
-            [
-                "ansible-playbook",
-                "-i",
-                "a,",
-                "-c",
-                "local",
-                tmp_path / "play.yml",
-                "-e",
-                f"@{tmp_path}/vars.json",
-            ],
-            cwd=ROOT,
-            env=os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "FAKE": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_tasks("vllm_engine", "gpu_memory", tmp_path, {"nvidia-smi": FAKE}, variables)
         calls = tmp_path / "calls"
         return done, len(calls.read_text()) // 2 if calls.exists() else 0
 

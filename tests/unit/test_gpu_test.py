@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from role_tasks import run_tasks
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "sha256:" + "ab" * 32
-PLAY = """
-- hosts: a
-  gather_facts: false
-  tasks:
-    - ansible.builtin.import_role:
-        name: container_image
-        tasks_from: gpu_test
-"""
 DOCKER = '#!/bin/sh\necho "$*" >>"$FAKE/calls"\ncat "$FAKE/says"\nexit $(cat "$FAKE/status")\n'
 
 
@@ -28,30 +17,14 @@ def role(tmp_path):
     """Runs the tasks on a host whose docker says that and ends so: status, output, calls of docker so far, changed."""
 
     def run(status: int = 0, says: str = "the image is accepted\n", *options: str, **variables):
-        (tmp_path / "docker").write_text(DOCKER)
-        (tmp_path / "docker").chmod(0o755)
         (tmp_path / "says").write_text(says)
         (tmp_path / "status").write_text(str(status))
-        (tmp_path / "play.yml").write_text(PLAY)
         told = {
-            "ansible_python_interpreter": sys.executable, "container_image_gpus": True,
-            "container_image_folder": str(tmp_path / "folder"), "container_image_here": {"id": IMAGE},
-        } | variables  # fmt: skip
-        command = [
-            "ansible-playbook",
-            "-i",
-            "a,",
-            "-c",
-            "local",
-            tmp_path / "play.yml",
-            "-e",
-            json.dumps(told),
-            *options,
-        ]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAKE": str(tmp_path)},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            "container_image_gpus": True,
+            "container_image_folder": str(tmp_path / "folder"),
+            "container_image_here": {"id": IMAGE},
+        } | variables
+        done = run_tasks("container_image", "gpu_test", tmp_path, {"docker": DOCKER}, told, *options)
         calls = tmp_path / "calls"
         return (
             done.returncode,

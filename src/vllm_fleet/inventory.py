@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from vllm_fleet import rules
+from vllm_fleet import profile, rules
 from vllm_fleet.problems import HIDDEN, SECRET_NAME, Path, Problems, Rule, is_secret, origin, plain, shown
+from vllm_fleet.profile import Profile
 
 PREFIX = "fleet_"
 ROUTER_GROUP = "router"
@@ -168,6 +169,17 @@ def _scalar(value: Any) -> Any:
     return _argument(value)
 
 
+def _network(value: Any) -> Any:
+    """An address or a network, as it is usually written."""
+    try:
+        network = ipaddress.ip_network(value if isinstance(value, str) else "")
+    except ValueError as error:
+        why = "it has host bits set" if "host bits" in str(error) else "it is neither"
+        raise ValueError(f"must be an IP address or a network such as 10.0.0.0/24; {why}") from None
+    return str(network.network_address if network.num_addresses == 1 else network)
+
+
+type Network = Annotated[str, BeforeValidator(_network)]
 type Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=4096)]
 type PortNumber = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=65535)]
 type NumaNode = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=1023)]
@@ -247,8 +259,12 @@ class FleetVars(_Model):
     model: ModelSpec
     accelerator: Accelerator
     kv_transport: Transport
-    kv_mapping: Literal["cached", "per_transfer"] = "cached"
-    """Whether a decode keeps a prefill's memory mapped, or maps it for each transfer."""
+    profile: Profile = "serving"
+    """What the engines are for: clients, or rollouts, whose trainer pauses, updates and resumes them."""
+    controllers: list[Network] = []
+    """Who besides the fleet's hosts may reach engines: trainers, and what else controls or scrapes them."""
+    kv_mapping: Literal["cached", "per_transfer"] | None = None
+    """Whether a decode keeps a prefill's memory mapped, or maps it for each transfer; None: the profile's."""
     pools: dict[str, Pool]
     external_engines: dict[str, External] = {}
     rule_overrides: dict[str, Reason] = {}
@@ -258,11 +274,15 @@ class FleetVars(_Model):
     ephemeral_ports: Annotated[str, Field(pattern=r"^[1-9][0-9]{3,4}-[1-9][0-9]{3,4}$")] = "32768-60999"
     port_stride: Count = 16
     front_port: PortNumber = 30000
+    control_port: PortNumber = 30010
     router_slots: RouterSlots = RouterSlots()
     router_args: dict[ArgName, RouterArg] = {}
     registry_port: PortNumber = 5000
     start_timeout: Seconds = 1200
-    request_timeout: Seconds = 1800
+    request_timeout: Seconds | None = None
+    """None: the profile's."""
+    control_timeout: Seconds = 900
+    """For each call that pauses, puts to sleep, wakes or resumes an engine."""
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[bkmgBKMG]?$")] | None = None
     kv_floor_gbps: (
         Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=10000, allow_inf_nan=False)] | None
@@ -349,6 +369,16 @@ class Fleet:
     def report(self, rule: Rule, what: str, path: Path, **rest: Any) -> None:
         """Add a problem whose place is a fleet-wide variable."""
         self.problems.add(rule, what, path=path, source=self.raw.get(str(path[0])), **rest)
+
+    @property
+    def kv_mapping(self) -> Literal["cached", "per_transfer"]:
+        """How a decode maps a prefill's memory."""
+        return self.vars.kv_mapping or profile.KV_MAPPINGS[self.vars.profile]
+
+    @property
+    def request_timeout(self) -> int:
+        """Seconds that the longest request may take."""
+        return self.vars.request_timeout or profile.REQUEST_TIMEOUTS[self.vars.profile]
 
     @property
     def vllm_version(self) -> str:

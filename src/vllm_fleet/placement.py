@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_fleet import rules
+from vllm_fleet import profile, rules
 from vllm_fleet.arguments import config_file, record
 from vllm_fleet.inventory import External, Fleet, Host, IPAddress, Pool, Role, Sizes
 from vllm_fleet.problems import Path, Rule
@@ -117,6 +117,7 @@ def place(fleet: Fleet) -> list[Engine]:
     known = record(fleet.vllm_version)
     for name, pool in fleet.pools.items():
         hosts, shared = fleet.groups.get(pool.hosts, []), arguments(pool.args)
+        shared = _of_profile(fleet, shared) | shared
         shared_written = config_file(known, shared)
         position = 0
         while position < len(hosts):
@@ -162,6 +163,11 @@ def place(fleet: Fleet) -> list[Engine]:
                 rules.TOO_MANY_GPUS, what, path=(GPUS,), value=limit, host=host_name, source=host.raw[GPUS]
             )
     return engines
+
+
+def _of_profile(fleet: Fleet, written: Mapping[str, Any]) -> dict[str, Any]:
+    v = fleet.vars
+    return profile.arguments(v.profile, accelerator=v.accelerator, written=written)
 
 
 def _check_shape(
@@ -333,6 +339,7 @@ def ports(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, list[tuple[int, 
     slots = fleet.vars.router_slots
     for host in fleet.routers:
         uses[host].append((fleet.vars.front_port, "front", ("fleet_front_port",)))
+        uses[host].append((fleet.vars.control_port, "front's control", ("fleet_control_port",)))
         for name, slot in (("a", slots.a), ("b", slots.b)):
             path = ("fleet_router_slots", name)
             uses[host].append((slot.port, f"router {name}", (*path, "port")))

@@ -62,13 +62,16 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
     described = [_engine(fleet, engine) for engine in engines]
     described += [_external(name, engine) for name, engine in v.external_engines.items()]
     router = fleet.routers[0]
-    front = placement.authority(placement.address(fleet, router), v.front_port)
+    front, control = (
+        placement.authority(placement.address(fleet, router), port) for port in (v.front_port, v.control_port)
+    )
     return {
         "schema": SCHEMA,
         "mode": "mixed" if any(engine["role"] == "mixed" for engine in described) else "pd",
+        "profile": v.profile,
         "accelerator": v.accelerator,
         "kv_transport": v.kv_transport,
-        "kv_mapping": v.kv_mapping,
+        "kv_mapping": fleet.kv_mapping,
         "kv_floor_gbps": v.kv_floor_gbps or KV_FLOORS_GBPS[v.kv_transport],
         "kv_floor_min_bytes": v.kv_floor_min_bytes,
         "model": {"path": v.model.path, "served_name": v.model.served_name},
@@ -80,7 +83,12 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "source": v.image_source,
             "reference": v.image_reference,
         },
-        "timeouts": {"start": v.start_timeout, "request": v.request_timeout},
+        "timeouts": {
+            "start": v.start_timeout,
+            "request": fleet.request_timeout,
+            "control": v.control_timeout,
+        },
+        "controllers": sorted(v.controllers),
         # The hosts of an engine reach each other on these as well: the kernel chooses among them.
         "ephemeral_ports": v.ephemeral_ports,
         "proof": {
@@ -109,7 +117,10 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "host": router,
             "address": str(placement.address(fleet, router)),
             "front_port": v.front_port,
+            "control_port": v.control_port,
             "url": f"http://{front}",
+            # Where admission is closed and opened: of haproxy as well, for the fleet's hosts and controllers.
+            "control_url": f"http://{control}",
             "slots": v.router_slots.model_dump(),
             **{
                 key: [engine["url"] for engine in described if engine["role"] == role]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_fleet.profile import ROUTER_FLAGS
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -30,10 +32,7 @@ def router_arguments(plan: Mapping[str, Any], slot: str) -> list[str]:
         "worker_startup_check_interval": 1,
         # It cuts streams as well: as long as the longest generation.
         "request_timeout_secs": plan["timeouts"]["request"],
-        # Only this loop takes a dead engine out (the circuit breaker does not, for prefill and decode):
-        # 10 s instead of the default's 3 minutes of errors.
-        "health_check_interval_secs": 5,
-        "health_failure_threshold": 2,
+        **ROUTER_FLAGS[plan["profile"]],
         "health_success_threshold": 1,
         # Loads all engines alike and keeps no state, so a change to the other slot forgets nothing.
         "policy": "round_robin",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_fleet import placement
+from vllm_fleet import placement, profile
 from vllm_fleet.inventory import SHM_SIZES, Fleet, Host
 from vllm_fleet.kv import keeps_state
 from vllm_fleet.placement import DATA_PARALLEL_RPC, LINK, MASTER, Engine
@@ -95,6 +95,7 @@ def environment(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[
         # The only layout of such a state that NIXL transfers.
         env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
     env |= engine.env
+    env |= profile.ENVIRONMENT[v.profile]
     env |= {
         "TENSOR_PARALLEL_SIZE": str(engine.shape.tp),
         "PIPELINE_PARALLEL_SIZE": str(engine.shape.pp),
@@ -114,7 +115,7 @@ def environment(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> dict[
         }
         if device := host.ucx_net_devices(v.kv_transport):
             env["UCX_NET_DEVICES"] = device
-        if v.accelerator == "cuda" and v.kv_mapping == "per_transfer":
+        if v.accelerator == "cuda" and fleet.kv_mapping == "per_transfer":
             env["UCX_CUDA_IPC_CACHE"] = "n"
         if host.name in links.shared:
             # The container has all GPUs of the host (container_options); in this order with nvidia-smi's ids.

@@ -58,6 +58,7 @@ def plan(
     return {
         "schema": 1,
         "mode": "mixed" if urls["mixed"] else "pd",
+        "profile": "serving",
         "accelerator": "cuda",
         "kv_transport": "nvlink",
         "kv_floor_gbps": 10.0,

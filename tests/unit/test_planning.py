@@ -236,7 +236,7 @@ def test_the_variant_says_what_the_hosts_are(variant, architecture):
 
 def test_the_fingerprint_follows_what_is_applied_and_nothing_else():
     first = member_of(lab())["fingerprint"]
-    assert member_of(lab().everywhere(fleet_image="other", fleet_front_port=30010))["fingerprint"] == first
+    assert member_of(lab().everywhere(fleet_image="other", fleet_front_port=30011))["fingerprint"] == first
     assert member_of(lab().pool("prefill", env={"A": "1"}))["fingerprint"] != first
     assert member_of(lab().pool("prefill", args={"seed": 16}))["fingerprint"] != first
     assert member_of(lab().everywhere(fleet_shm_size="2g"))["fingerprint"] != first

@@ -133,7 +133,7 @@ def _transfer(engine: Engine, links: Nvlink) -> Iterator[tuple[Rule, str, str]]:
 def _sleep(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
     if not engine.args.get("enable_sleep_mode"):
         return
-    if fleet.vars.kv_transport == "nvlink" and fleet.vars.kv_mapping == "cached":
+    if fleet.vars.kv_transport == "nvlink" and fleet.kv_mapping == "cached":
         yield rules.SLEEP_MAPPING, "enable_sleep_mode", "fleet_kv_mapping is cached"
     if _older(fleet.vllm_version, (0, 33)):
         yield rules.SLEEP_VERSION, "enable_sleep_mode", f"the image has vLLM {fleet.vllm_version}"

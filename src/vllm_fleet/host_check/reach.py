@@ -44,7 +44,7 @@ def listeners(plan: Mapping[str, Any], host: str) -> list[Listener]:
     found = [listener for member in planned["members"] for listener in _of_member(plan, host, member)]
     router = plan["router"]
     if host == router["host"]:
-        found.append(_front(plan))
+        found += _front(plan)
         for slot, ports in router["slots"].items():
             unit = f"vllm-router@{slot}.service"
             found += [
@@ -67,7 +67,7 @@ def _to_engines(plan: Mapping[str, Any]) -> Iterator[Dial]:
     router = plan["router"]["host"]
     for engine in plan["engines"]:
         yield Dial(router, _external(engine) if engine["external"] else _on_head(plan, engine)[0])
-    yield Dial(router, _front(plan))
+    yield from (Dial(router, target) for target in _front(plan))
 
 
 def _to_side_channels(plan: Mapping[str, Any]) -> Iterator[Dial]:
@@ -174,9 +174,13 @@ def _side_channels(plan: Mapping[str, Any], engine: Mapping[str, Any]) -> Iterat
                 yield from (one for one in found if one.purpose.startswith("NIXL"))
 
 
-def _front(plan: Mapping[str, Any]) -> Listener:
+def _front(plan: Mapping[str, Any]) -> list[Listener]:
+    """Where haproxy listens."""
     router = plan["router"]
-    return Listener(router["host"], router["address"], router["front_port"], "front", "haproxy.service")
+    return [
+        Listener(router["host"], router["address"], router[port], purpose, "haproxy.service")
+        for port, purpose in (("front_port", "front"), ("control_port", "front's control"))
+    ]
 
 
 def _external(engine: Mapping[str, Any]) -> Listener:

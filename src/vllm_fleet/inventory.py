@@ -179,7 +179,17 @@ def _network(value: Any) -> Any:
     return str(network.network_address if network.num_addresses == 1 else network)
 
 
+def _client_path(value: Any) -> Any:
+    """A path that can be compared as it is: no dot segments, no empty ones, nothing encoded."""
+    if not isinstance(value, str) or not re.fullmatch(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+", value):
+        raise ValueError(
+            "must be a path such as /v1/embeddings: words of letters, digits and . _ ~ - after a slash each"
+        )
+    return value
+
+
 type Network = Annotated[str, BeforeValidator(_network)]
+type ClientPath = Annotated[str, BeforeValidator(_client_path)]
 type Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=4096)]
 type PortNumber = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=65535)]
 type NumaNode = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=1023)]
@@ -275,6 +285,8 @@ class FleetVars(_Model):
     port_stride: Count = 16
     front_port: PortNumber = 30000
     control_port: PortNumber = 30010
+    client_paths: list[ClientPath] = []
+    """What clients may POST to besides what is known to generate."""
     router_slots: RouterSlots = RouterSlots()
     router_args: dict[ArgName, RouterArg] = {}
     registry_port: PortNumber = 5000
@@ -325,6 +337,7 @@ ROLE_VARIABLES = frozenset(
         "control_sources",
         "drain_timeout",
         "listen",
+        "paths",
         "request_timeout",
         "serving",
         "slot",

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_fleet import checks, fence, placement, settings
+from vllm_fleet import checks, fence, front, placement, settings
 from vllm_fleet.inventory import IMAGE_ARCHITECTURES, KV_FLOORS_GBPS, External, Fleet, read
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import Problem
@@ -62,7 +62,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
     described = [_engine(fleet, engine) for engine in engines]
     described += [_external(name, engine) for name, engine in v.external_engines.items()]
     router = fleet.routers[0]
-    front, control = (
+    public, control = (
         placement.authority(placement.address(fleet, router), port) for port in (v.front_port, v.control_port)
     )
     return {
@@ -118,10 +118,12 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "address": str(placement.address(fleet, router)),
             "front_port": v.front_port,
             "control_port": v.control_port,
-            "url": f"http://{front}",
+            "url": f"http://{public}",
             # Where admission is closed and opened: of haproxy as well, for the fleet's hosts and controllers.
             "control_url": f"http://{control}",
             "control_sources": fence.callers(fleet),
+            # Method -> what the front lets through; all else is refused.
+            "client_paths": front.client_paths(v.client_paths),
             "slots": v.router_slots.model_dump(),
             **{
                 key: [engine["url"] for engine in described if engine["role"] == role]

@@ -528,6 +528,14 @@ ROUTER_POLICY = Rule(
     ROUTER,
     "Use round_robin, cache_aware, power_of_two, consistent_hash, sticky_least_loaded or random.",
 )
+CLIENT_PATH = Rule(
+    "client-path",
+    "fleet_client_paths holds no path that controls engines or the router.",
+    "The router sends such a call to one prefill and one decode: the fleet would be half asleep, or have two versions "
+    "of the weights.",
+    ROUTER,
+    "Remove it, and call the engines themselves, from a host of the fleet or one in fleet_controllers.",
+)
 UNKNOWN_ARGUMENT = Rule(
     "unknown-argument",
     "Every name in `args` is an argument of `vllm serve` in the image's version.",

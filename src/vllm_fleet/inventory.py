@@ -273,6 +273,8 @@ class FleetVars(_Model):
     """What the engines are for: clients, or rollouts, whose trainer pauses, updates and resumes them."""
     controllers: list[Network] = []
     """Who besides the fleet's hosts may reach engines: trainers, and what else controls or scrapes them."""
+    fence: bool = True
+    """Whether nftables rules of the project's own keep everybody else from engines and side channels."""
     kv_mapping: Literal["cached", "per_transfer"] | None = None
     """Whether a decode keeps a prefill's memory mapped, or maps it for each transfer; None: the profile's."""
     pools: dict[str, Pool]

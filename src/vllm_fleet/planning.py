@@ -89,6 +89,8 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "control": v.control_timeout,
         },
         "controllers": sorted(v.controllers),
+        # Who may connect; which ports it is about, each host says.
+        "fence": fence.of_fleet(fleet),
         # The hosts of an engine reach each other on these as well: the kernel chooses among them.
         "ephemeral_ports": v.ephemeral_ports,
         "proof": {
@@ -110,6 +112,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
                     {"port": port, "purpose": purpose}
                     for port, purpose, _ in sorted(ports.get(host.name, []))
                 ],
+                "fence": fence.of_host(ports.get(host.name, [])),
             }
             for host in fleet.hosts.values()
         },
@@ -287,6 +290,8 @@ def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
+                # Whoever reaches an engine in dev mode commands it, so it does not start without its fence.
+                "needs_fence": fleet.vars.fence and fence.in_dev_mode(applied[rank]["env"]),
                 "topology": _topology(fleet, engine, rank, url),
                 # Which of the variables are the operator's own, and so may be secrets.
                 "operator_env": sorted(engine.env),

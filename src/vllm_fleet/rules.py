@@ -528,6 +528,30 @@ ROUTER_POLICY = Rule(
     ROUTER,
     "Use round_robin, cache_aware, power_of_two, consistent_hash, sticky_least_loaded or random.",
 )
+DEV_MODE_FENCE = Rule(
+    "dev-mode-fence",
+    "Engines in dev mode (fleet_profile rl, or VLLM_SERVER_DEV_MODE) have the fence.",
+    "Whoever reaches such an engine may pause it, change its weights and run methods of its workers, without a key.",
+    VLLM,
+    "Remove fleet_fence: false; or override this rule where a firewall of your own does the same.",
+    overridable=True,
+)
+CONTROLLERS = Rule(
+    "controllers",
+    "fleet_controllers names hosts and networks, and not everybody.",
+    "With 0.0.0.0/0 or ::/0 in it the fence keeps out nobody.",
+    DESIGN,
+    "Name the trainers' addresses or their network.",
+    overridable=True,
+)
+EXTERNAL_NAME = Rule(
+    "external-name",
+    "With the fence, the url of an external decode has an address and not a name.",
+    "It fetches KV from side channels of this fleet's prefills, and the fence knows addresses alone.",
+    DESIGN,
+    "Write its address, or have the addresses that it dials from in fleet_controllers.",
+    severity=Severity.WARNING,
+)
 CLIENT_PATH = Rule(
     "client-path",
     "fleet_client_paths holds no path that controls engines or the router.",

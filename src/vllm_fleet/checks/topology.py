@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from vllm_fleet import placement, rules
 from vllm_fleet.checks.hosts import NAME
-from vllm_fleet.front import CONTROL_PATHS
 from vllm_fleet.inventory import REGISTRY_GROUP, ROLES, ROUTER_GROUP, Fleet, usable_address
 from vllm_fleet.placement import GPUS, Engine
 from vllm_fleet.problems import plain
@@ -122,11 +121,7 @@ def _check_roles(fleet: Fleet) -> None:
 
 
 def check_router(fleet: Fleet) -> None:
-    """The router's policies, and the paths that the front lets through to it."""
-    for index, client_path in enumerate(fleet.vars.client_paths):
-        if client_path in CONTROL_PATHS:
-            where = ("fleet_client_paths", index)
-            fleet.report(rules.CLIENT_PATH, "it controls engines or the router", where, value=client_path)
+    """The router's policies."""
     for key, value in fleet.vars.router_args.items():
         name = key.replace("-", "_")
         if name in ("policy", "prefill_policy", "decode_policy") and value not in ROUTER_POLICIES:

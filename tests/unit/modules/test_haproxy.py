@@ -242,6 +242,7 @@ def test_only_who_is_listed_controls_admission(tmp_path: Path, router: Any) -> N
     [
         ("GET", "/"),
         ("GET", "/admission/close"),
+        ("GET", "/admission/open"),
         ("POST", "/admission"),
         ("POST", "/admission/close/"),
         ("GET", "/v1/models"),
@@ -250,6 +251,8 @@ def test_only_who_is_listed_controls_admission(tmp_path: Path, router: Any) -> N
 def test_other_paths_of_the_control_port_change_nothing(
     haproxy: Front, router: Any, method: str, path: str
 ) -> None:
-    assert haproxy.control(method, path)[0] == 404
-    assert haproxy.control("GET", "/admission")[1]["admission"] == "open"
+    for state in ("open", "close"):
+        _, before = haproxy.control("POST", f"/admission/{state}")
+        assert haproxy.control(method, path)[0] == 404
+        assert haproxy.control("GET", "/admission") == (200, before)
     assert not router.asked

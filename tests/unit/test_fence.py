@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+import shlex
+import subprocess
 
 import pytest
 from fleets import gpu, lab
@@ -124,3 +127,20 @@ def test_without_a_fence_a_plan_says_so():
     plan = lab().everywhere(fleet_fence=False).plan()
     assert plan["fence"] is None
     assert plan["router"]["control_sources"] == ["198.18.40.1", "198.18.40.2", "198.18.40.3"]
+
+
+def test_without_the_fence_in_force_an_engine_in_dev_mode_says_so_and_does_not_start():
+    text = (ROOT / "templates" / "vllm-engine.service.j2").read_text()
+    [before_start] = re.findall(
+        r"{% if member.needs_fence %}\nExecStartPre=(.*?)\n{% endif %}", text, re.DOTALL
+    )
+
+    def start(nft):
+        command = shlex.split(before_start.replace("\\\n", " ").replace("/usr/sbin/nft", nft))
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+
+    fine = start("true")
+    assert (fine.returncode, fine.stdout) == (0, "")
+    refused = start("false")
+    assert refused.returncode == 1
+    assert "Run playbooks/fence.yml" in refused.stdout

@@ -190,8 +190,8 @@ class LabHost:
             if time.monotonic() > deadline:
                 listens = "listens" if sshd else "does not listen"
                 self.fail(
-                    f"systemd in the container {self.name} is {state!r} and its sshd {listens} after {BOOT_SECONDS} s; "
-                    f"look at `docker logs {self.name}`"
+                    f"systemd in the container {self.name} is {state!r} and its sshd {listens} after "
+                    f"{BOOT_SECONDS} s; look at `docker logs {self.name}`"
                 )
             time.sleep(0.5)
         if state == "degraded":

@@ -188,7 +188,15 @@ def _client_path(value: Any) -> Any:
     return value
 
 
+def _local_path(value: Any) -> Any:
+    """A file of the workstation; relative ones would depend on where a command is run."""
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ValueError("must be an absolute path on the workstation, such as {{ inventory_dir }}/NAME")
+    return value
+
+
 type Network = Annotated[str, BeforeValidator(_network)]
+type LocalPath = Annotated[str, BeforeValidator(_local_path)]
 type ClientPath = Annotated[str, BeforeValidator(_client_path)]
 type Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=4096)]
 type PortNumber = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=65535)]
@@ -289,6 +297,14 @@ class FleetVars(_Model):
     control_port: PortNumber = 30010
     client_paths: list[ClientPath] = []
     """What clients may POST to besides what is known to generate."""
+    client_keys: LocalPath | None = None
+    """YAML, name: key. Without it the front asks for none."""
+    tls_certificate: LocalPath | None = None
+    """PEM: the front's certificate, those between it and its CA, and its key. Without it: plain HTTP."""
+    tls_ca: LocalPath | None = None
+    """PEM by which the fleet's own checks judge the certificate; None: by what their host trusts."""
+    tls_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$", max_length=253)] | None = None
+    """The name in the certificate; None: the address of the router's host."""
     router_slots: RouterSlots = RouterSlots()
     router_args: dict[ArgName, RouterArg] = {}
     registry_port: PortNumber = 5000
@@ -335,16 +351,20 @@ ROLE_VARIABLES = frozenset(
     f"fleet_front_{name}"
     for name in (
         "backend",
+        "client_keys",
         "control_listen",
         "control_sources",
         "drain_timeout",
         "listen",
+        "open_paths",
         "paths",
         "request_timeout",
         "serving",
         "slot",
         "slots",
         "socket",
+        "tls_ca",
+        "tls_certificate",
     )
 )
 KNOWN = FLEET_WIDE | PER_HOST | ROLE_VARIABLES

@@ -121,12 +121,21 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "address": str(placement.address(fleet, router)),
             "front_port": v.front_port,
             "control_port": v.control_port,
-            "url": f"http://{public}",
+            "listen": public,
+            "url": f"https://{v.tls_name}:{v.front_port}"
+            if v.tls_name
+            else f"{'https' if v.tls_certificate else 'http'}://{public}",
+            # Files of the workstation; empty where the operator has none.
+            "tls": {"certificate": v.tls_certificate or "", "ca": v.tls_ca or ""},
+            "client_keys": v.client_keys or "",
             # Where admission is closed and opened: of haproxy as well, for the fleet's hosts and controllers.
+            "control_listen": control,
             "control_url": f"http://{control}",
             "control_sources": fence.callers(fleet),
             # Method -> what the front lets through; all else is refused.
             "client_paths": front.client_paths(v.client_paths),
+            # For those of them no key is asked.
+            "open_paths": list(front.HEALTH_PATHS),
             "slots": v.router_slots.model_dump(),
             **{
                 key: [engine["url"] for engine in described if engine["role"] == role]

@@ -552,6 +552,21 @@ EXTERNAL_NAME = Rule(
     "Write its address, or have the addresses that it dials from in fleet_controllers.",
     severity=Severity.WARNING,
 )
+TLS_CERTIFICATE = Rule(
+    "tls-certificate",
+    "fleet_tls_ca and fleet_tls_name go with fleet_tls_certificate.",
+    "Without a certificate the front speaks plain HTTP, whatever they say.",
+    DESIGN,
+    "Set fleet_tls_certificate, or remove them.",
+)
+CLIENT_KEYS_TLS = Rule(
+    "client-keys-tls",
+    "With fleet_client_keys the front speaks TLS.",
+    "Over plain HTTP whoever is on the way reads the keys.",
+    DESIGN,
+    "Set fleet_tls_certificate, or have TLS end right before the front.",
+    severity=Severity.WARNING,
+)
 CLIENT_PATH = Rule(
     "client-path",
     "fleet_client_paths holds no path that controls engines or the router.",

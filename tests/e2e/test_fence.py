@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 from conftest import ask
-from lab import FRONT
+from lab import FRONT, ROOT
 
+CONTROL = "http://198.18.40.2:30010/admission"
+ALICE, BOB = "alice-has-the-key-of-the-lab", "bob-has-another-key-of-the-lab"
 STRANGER = "rack1-trainer"
 FENCED = (
     ("198.18.40.4", 8000),
@@ -60,6 +67,21 @@ def post(fleet, url, **body):
     return there(fleet, POST, url, json.dumps(body))
 
 
+def asked(key, **body):
+    """Status and text of a completion over TLS, which the lab's CA vouches for."""
+    context = ssl.create_default_context(cafile=ROOT / ".lab/ca.pem")
+    request = urllib.request.Request(
+        f"{FRONT.replace('http:', 'https:')}/v1/completions",
+        json.dumps({"model": "tiny", "prompt": "Hello"} | body).encode(),
+        {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=180, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 def everything(outcome):
     return {f"{address}:{port}": outcome for address, port in FENCED}
 
@@ -88,42 +110,69 @@ def test_a_stranger_gets_answers_from_the_front_and_reaches_nothing_else(deploye
     assert ask(FRONT, prompt="Hello", max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-def test_a_controller_connects_and_no_engine_notices(deployed, changed_inventory):
-    before = deployed.containers()
+def test_a_controller_connects_and_neither_engines_nor_admission_notice(deployed, changed_inventory):
+    engines = {name: deployed.containers()[name] for name in ("rack1-04", "rack1-05")}
     trainer = changed_inventory(fleet_controllers=["198.18.40.1", "198.18.40.9"])
     assert deployed.play("fence", inventory=trainer).rc == 0
     assert dialed(deployed) == everything(CONNECTED)
-    # The front's own list is the router phase's.
-    assert post(deployed, "http://198.18.40.2:30010/admission/open")[0] == 403
-    assert deployed.play("router", inventory=trainer).rc == 0
-    assert post(deployed, "http://198.18.40.2:30010/admission/open") == [
-        200,
-        {"admission": "open", "in_flight": 0},
-    ]
+    # haproxy's own list is the router phase's.
+    assert post(deployed, f"{CONTROL}/open")[0] == 403
+    assert ask(f"{CONTROL}/close", path="") == {"admission": "closed", "in_flight": 0}
+    done = deployed.play("router", inventory=trainer)
+    assert done.rc == 0, done.output[-4000:]
+    assert "The front admits no requests" in done.words
+    status, body = post(deployed, f"{FRONT}/v1/completions", model="tiny", prompt="Hello", max_tokens=1)
+    assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
+    assert post(deployed, f"{CONTROL}/open") == [200, {"admission": "open", "in_flight": 0}]
+    assert ask(FRONT, prompt="Hello", max_tokens=1)["usage"]["completion_tokens"] == 1
     again = deployed.play("fence", inventory=trainer)
     assert {counters["changed"] for counters in again.recap.values()} == {0}
-    after = deployed.containers()
-    assert {name: after[name] for name in ("rack1-04", "rack1-05")} == {
-        name: before[name] for name in ("rack1-04", "rack1-05")
-    }
-    for phase in ("fence", "router"):
-        assert deployed.play(phase).rc == 0
+    assert {name: deployed.containers()[name] for name in engines} == engines
+    assert deployed.play("fence").rc == 0
     assert dialed(deployed) == everything(REFUSED)
 
 
-def test_closed_admission_is_told_to_clients_and_stays_through_a_deployment(deployed):
-    control = "http://198.18.40.2:30010/admission"
-    assert ask(f"{control}/close", path="") == {"admission": "closed", "in_flight": 0}
-    try:
-        done = deployed.play("router")
+def test_tls_and_clients_keys_that_change_under_an_open_stream(deployed, changed_inventory, tmp_path):
+    keys, lab = tmp_path / "keys.yml", ROOT / ".lab"
+    inventory = changed_inventory(
+        fleet_tls_certificate=str(lab / "front.pem"),
+        fleet_tls_ca=str(lab / "ca.pem"),
+        fleet_client_keys=str(keys),
+    )
+
+    def clients(**known):
+        keys.write_text(yaml.safe_dump(known))
+        keys.chmod(0o600)
+        done = deployed.play("router", "-v", "--diff", inventory=inventory)
         assert done.rc == 0, done.output[-4000:]
-        assert "The front admits no requests" in done.words
-        assert {counters["changed"] for counters in done.recap.values()} == {0}
-        status, body = post(deployed, f"{FRONT}/v1/completions", model="tiny", prompt="Hello", max_tokens=1)
-        assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
-    finally:
-        assert ask(f"{control}/open", path="") == {"admission": "open", "in_flight": 0}
-    assert ask(FRONT, prompt="Hello", max_tokens=1)["usage"]["completion_tokens"] == 1
+        for secret in (ALICE, BOB, "PRIVATE KEY"):
+            assert secret not in done.output
+
+    keys.write_text(f"alice: {ALICE}\n")
+    keys.chmod(0o644)
+    refused = deployed.play("router", inventory=inventory)
+    assert refused.rc != 0
+    assert f"Run: chmod 600 {keys}" in refused.words
+    assert ALICE not in refused.output
+
+    clients(alice=ALICE)
+    assert asked(ALICE, max_tokens=4)[0] == 200
+    assert [asked(key, max_tokens=4)[0] for key in ("", BOB)] == [401, 401]
+    with ThreadPoolExecutor() as pool:
+        # As long as the play takes, and more.
+        stream = pool.submit(asked, ALICE, max_tokens=3000, ignore_eos=True, stream=True)
+        clients(bob=BOB)
+        assert [asked(key, max_tokens=4)[0] for key in (ALICE, BOB)] == [401, 200]
+        still_open = not stream.done()
+        status, text = stream.result(timeout=120)
+    assert still_open
+    assert (status, text.rstrip().rsplit("\n", 1)[-1]) == (200, "data: [DONE]")
+    journal = deployed.run("rack1-router", "journalctl -u haproxy --since -5min --no-pager")
+    assert "client=alice ip=198.18.40.1 method=POST path=/v1/completions status=200" in journal
+    places = "/etc/haproxy /etc/systemd /run/systemd /var/log"
+    for secret in (ALICE, BOB):
+        assert secret not in journal
+        assert deployed.run("rack1-router", f"grep -rl {secret} {places} || true") == ""
 
 
 def test_a_fleet_that_is_removed_takes_its_fence_along(deployed):

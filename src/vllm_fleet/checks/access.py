@@ -14,7 +14,7 @@ EVERYBODY = ("0.0.0.0/0", "::/0")
 
 
 def check_access(fleet: Fleet, engines: Sequence[Engine]) -> None:
-    """Nobody but the fleet and its controllers commands engines."""
+    """Nobody but the fleet and its controllers commands engines; what clients send is theirs."""
     v = fleet.vars
     for index, path in enumerate(v.client_paths):
         if path in CONTROL_PATHS:
@@ -24,6 +24,13 @@ def check_access(fleet: Fleet, engines: Sequence[Engine]) -> None:
         if source in EVERYBODY:
             where = ("fleet_controllers", index)
             fleet.report(rules.CONTROLLERS, "it contains every address", where, value=source)
+    for name in ("tls_ca", "tls_name"):
+        if getattr(v, name) and not v.tls_certificate:
+            what = "fleet_tls_certificate is not set"
+            fleet.report(rules.TLS_CERTIFICATE, what, (f"fleet_{name}",), value=getattr(v, name))
+    if v.client_keys and not v.tls_certificate:
+        what = "fleet_tls_certificate is not set"
+        fleet.report(rules.CLIENT_KEYS_TLS, what, ("fleet_client_keys",), value=v.client_keys)
     if v.fence:
         _check_external_names(fleet, engines)
         return

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import re
 import shutil
+import signal
 import socket
+import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +30,7 @@ from vllm_fleet import front
 
 ROOT = Path(__file__).parents[3]
 ROLE = ROOT / "roles" / "fleet_front"
+CERTIFICATES = ROOT / "roles" / "lab_hosts" / "files" / "certificates.py"
 if AnsibleCollectionConfig.collection_finder is None:
     init_plugin_loader()
 pytestmark = pytest.mark.skipif(not shutil.which("haproxy"), reason="haproxy is not installed")
@@ -49,11 +54,16 @@ class Front:
             "fleet_front_control_listen": f"127.0.0.1:{self.control_port}",
             "fleet_front_control_sources": ["127.0.0.1"],
             "fleet_front_paths": front.client_paths(["/v1/embeddings"]),
+            "fleet_front_open_paths": list(front.HEALTH_PATHS),
             "fleet_front_slots": {"a": router, "b": 1},
             "__fleet_front_active": "a",
             "__fleet_front_admission_state": str(folder / "admission"),
             "__fleet_front_admission_lua": str(folder / "admission.lua"),
+            "__fleet_front_clients": str(folder / "clients.map"),
+            "__fleet_front_certificate": str(folder / "front.pem"),
+            "__fleet_front_hashes": {},
         }
+        self.context: ssl.SSLContext | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.start(**variables)
 
@@ -64,7 +74,11 @@ class Front:
         for path in ("defaults/main.yml", "vars/main.yml"):
             role |= yaml.safe_load((ROLE / path).read_text())
         templar = Templar(DataLoader(), role | self.variables)
-        for source, target in (("haproxy.cfg", "haproxy.cfg"), ("haproxy-admission.lua", "admission.lua")):
+        for source, target in (
+            ("haproxy.cfg", "haproxy.cfg"),
+            ("haproxy-admission.lua", "admission.lua"),
+            ("haproxy-clients.map", "clients.map"),
+        ):
             path = json.dumps(str(ROOT / "templates" / f"{source}.j2"))
             text = templar.template(
                 trust_as_template(f"{{{{ lookup('ansible.builtin.template', {path}) }}}}")
@@ -88,6 +102,20 @@ class Front:
             time.sleep(0.05)
         pytest.fail(f"haproxy did not start: {(self.folder / 'log').read_text()}")
 
+    def reload(self, **variables: Any) -> None:
+        """What systemctl reload does, and wait for the new worker."""
+        self.write(**variables)
+        assert self.process is not None
+        before = self.logged().count("Loading success")
+        self.process.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 10
+        while self.logged().count("Loading success") == before:
+            assert time.monotonic() < deadline, self.logged()
+            time.sleep(0.05)
+
+    def logged(self) -> str:
+        return (self.folder / "log").read_text()
+
     def stop(self) -> None:
         if self.process:
             self.process.terminate()
@@ -97,7 +125,11 @@ class Front:
         self, method: str, path: str, body: Any = None, port: int | None = None, **headers: str
     ) -> tuple[int, dict[str, str], Any]:
         """One request, its path as it is written; status, headers and body of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=10)
+        place = ("127.0.0.1", port or self.port)
+        if self.context and not port:
+            connection = http.client.HTTPSConnection(*place, timeout=10, context=self.context)
+        else:
+            connection = http.client.HTTPConnection(*place, timeout=10)
         with_body = {"Content-Type": "application/json"} if body is not None else {}
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, with_body | headers)
@@ -256,3 +288,121 @@ def test_other_paths_of_the_control_port_change_nothing(
         assert haproxy.control(method, path)[0] == 404
         assert haproxy.control("GET", "/admission") == (200, before)
     assert not router.asked
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
+
+
+def clients(**keys: str) -> dict[str, Any]:
+    """The role's variables for these clients."""
+    hashes = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in keys.items()}
+    return {"fleet_front_client_keys": hashes, "__fleet_front_hashes": hashes}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, router: Any) -> Iterator[Front]:
+    started = Front(tmp_path, router.server_address[1], **clients(alice=ALICE, bob=BOB))
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer "},
+        {"Authorization": ALICE},
+        {"Authorization": f"Basic {ALICE}"},
+        {"Authorization": f"Bearer {hashlib.sha256(ALICE.encode()).hexdigest()}"},
+        {"Authorization": f"Bearer {ALICE}x"},
+        {"Authorization": "Bearer alice"},
+        {"X-Api-Key": ALICE},
+    ],
+)
+def test_without_a_key_there_is_no_answer(keyed: Front, router: Any, headers: dict[str, str]) -> None:
+    for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models")):
+        status, seen, body = keyed.send(method, path, {} if method == "POST" else None, **headers)
+        assert (status, seen["www-authenticate"], body["error"]["code"]) == (401, "Bearer", 401)
+    assert not router.asked
+    assert keyed.send("GET", "/health", **headers)[0] == 200
+
+
+def test_a_client_is_known_by_name_and_its_key_goes_no_further(keyed: Front, router: Any) -> None:
+    headers: list[Any] = []
+
+    def keep(path: str, _body: Any) -> tuple[int, dict[str, str]]:
+        headers.append(dict(router.request.headers))
+        return 200, {"path": path}
+
+    router.answer = keep
+    assert keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 200
+    assert keyed.send("GET", "/v1/models", **bearer(BOB))[0] == 200
+    assert [name for seen in headers for name in seen if name.lower() == "authorization"] == []
+    assert "client=alice ip=127.0.0.1 method=POST path=/v1/completions status=200" in keyed.logged()
+    assert "client=bob " in keyed.logged()
+    said = keyed.logged() + "".join(path.read_text() for path in keyed.folder.glob("*.*") if path.is_file())
+    assert ALICE not in said
+    assert BOB not in said
+
+
+def test_no_key_reaches_engines_where_none_is_asked_for(haproxy: Front, router: Any) -> None:
+    headers: list[Any] = []
+    router.answer = lambda _path, _body: headers.append(dict(router.request.headers)) or (200, {})
+    assert haproxy.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 200
+    assert "Authorization" not in headers[0]
+
+
+def test_keys_change_under_an_open_stream(keyed: Front, router: Any) -> None:
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def slow(path: str, _body: Any) -> tuple[int, dict[str, str]]:
+        arrived.set()
+        assert go_on.wait(20)
+        return 200, {"path": path}
+
+    router.answer = slow
+    given: list[int] = []
+    thread = threading.Thread(
+        target=lambda: given.append(keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0])
+    )
+    thread.start()
+    assert arrived.wait(10)
+    keyed.reload(**clients(bob=BOB))
+    router.answer = lambda path, _body: (200, {"path": path})
+    assert keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 401
+    assert keyed.send("POST", "/v1/completions", {}, **bearer(BOB))[0] == 200
+    go_on.set()
+    thread.join(20)
+    assert given == [200]
+
+
+# --- TLS ---------------------------------------------------------------------------------------------------------
+
+
+def test_tls_and_a_new_certificate(tmp_path: Path, router: Any) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        subprocess.run([sys.executable, CERTIFICATES, folder, "127.0.0.1"], check=True)
+    (tmp_path / "front.pem").write_text((first / "front.pem").read_text())
+    haproxy = Front(tmp_path, router.server_address[1], fleet_front_tls_certificate="given")
+    try:
+        with pytest.raises(http.client.HTTPException):
+            haproxy.send("GET", "/health")
+        haproxy.context = ssl.create_default_context(cafile=first / "ca.pem")
+        assert haproxy.send("GET", "/health")[0] == 200
+        (tmp_path / "front.pem").write_text((second / "front.pem").read_text())
+        haproxy.reload()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            haproxy.send("GET", "/health")
+        haproxy.context = ssl.create_default_context(cafile=second / "ca.pem")
+        assert haproxy.send("POST", "/v1/completions", {})[0] == 200
+        assert haproxy.control("GET", "/admission")[0] == 200
+    finally:
+        haproxy.stop()

@@ -39,7 +39,7 @@ def listeners() -> Iterator[None]:
     run(HOST, f'systemd-run --quiet --collect --unit=molecule-dial python3 -c "{code}"')
     run(HOST, f"timeout 10 sh -c 'until ss -Hltn sport = :{OTHER} | grep -q .; do sleep 0.1; done'")
     yield
-    run(HOST, "systemctl stop molecule-dial nftables; nft delete table ip nat 2>/dev/null")
+    run(HOST, "systemctl stop molecule-dial nftables; nft delete table ip nat 2>/dev/null || true")
     run(HOST, "nft --file /run/molecule.nft && rm /run/molecule.nft")
     converge("host_fence")
 

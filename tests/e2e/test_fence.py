@@ -89,6 +89,7 @@ def everything(outcome):
 @pytest.fixture(scope="module")
 def deployed(fleet):
     fleet.deploy()
+    ask(f"{CONTROL}/open", path="")  # a run that was cut off may have closed it
     return fleet
 
 

@@ -321,6 +321,8 @@ ROLE_VARIABLES = frozenset(
     f"fleet_front_{name}"
     for name in (
         "backend",
+        "control_listen",
+        "control_sources",
         "drain_timeout",
         "listen",
         "request_timeout",

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_fleet import checks, placement, settings
+from vllm_fleet import checks, fence, placement, settings
 from vllm_fleet.inventory import IMAGE_ARCHITECTURES, KV_FLOORS_GBPS, External, Fleet, read
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import Problem
@@ -121,6 +121,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "url": f"http://{front}",
             # Where admission is closed and opened: of haproxy as well, for the fleet's hosts and controllers.
             "control_url": f"http://{control}",
+            "control_sources": fence.callers(fleet),
             "slots": v.router_slots.model_dump(),
             **{
                 key: [engine["url"] for engine in described if engine["role"] == role]

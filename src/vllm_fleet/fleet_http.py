@@ -21,6 +21,8 @@ class HttpError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
+    """What came: where from, the status, the whole body."""
+
     url: str
     status: int
     body: bytes
@@ -32,6 +34,7 @@ class Answer:
         return text[:EXCERPT] + ("..." if len(text) > EXCERPT else "") or "(empty body)"
 
     def expect_ok(self) -> Answer:
+        """Itself; HttpError for any status but 200."""
         if self.status != 200:
             raise HttpError(f"{self.url} answered {self.status}: {self.excerpt}")
         return self
@@ -42,6 +45,7 @@ class Answer:
 
 
 def parse_object(url: str, text: bytes, excerpt: str) -> dict[str, Any]:
+    """JSON that must be an object; HttpError with the URL and the excerpt if it is not."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -68,6 +72,7 @@ def fetch_json(
     timeout: float = 10.0,
     headers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
+    """As `fetch`; the JSON object that came with status 200."""
     return fetch(url, payload, timeout, headers).expect_ok().json()
 
 

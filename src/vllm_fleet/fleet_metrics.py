@@ -16,12 +16,15 @@ class MetricsError(Exception):
 
 @dataclass(frozen=True)
 class Sample:
+    """One line of the page."""
+
     name: str
     labels: dict[str, str]
     value: float
 
 
 def parse(text: str) -> list[Sample]:
+    """All samples of a page; MetricsError for a line that is none."""
     samples = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):

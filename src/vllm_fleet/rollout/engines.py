@@ -1,7 +1,7 @@
 """What an engine and the front are asked, and what they say: one call, one sentence when it fails.
 
-Read in vLLM 0.32.0 and 0.33.0: `/is_sleeping` is true of an engine that is only paused, so it tells nothing;
-the gauge `vllm:engine_sleep_state` tells sleep and its level, and goes back only when the engine is fully awake.
+Read in vLLM 0.32.0 and 0.33.0, and seen in 0.32.0: `/is_sleeping` is true of an engine that is only paused, so it
+tells nothing. The gauge `vllm:engine_sleep_state` tells sleep and its level, until the engine is wholly awake.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class State:
         weight_version: the name its weights have; `default` after a start.
         requests: running or queued in it, as it last counted.
         kv_to_fetch: requests whose KV it still has to fetch from a prefill; 0 for others than decodes.
+        kv_held: requests whose KV it has fetched and that had no turn yet; 0 for others than decodes.
         kv_expired: requests, since its start, whose KV no decode fetched within the lease.
 
     """
@@ -44,6 +45,7 @@ class State:
     weight_version: str
     requests: int
     kv_to_fetch: int
+    kv_held: int
     kv_expired: int
 
     @property
@@ -67,7 +69,7 @@ class Admission:
     in_flight: int
 
 
-def call(url: str, timeout: float, payload: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
+def call(url: str, timeout: float, payload: dict[str, Any] | None = None, **query: object) -> dict[str, Any]:
     """POST with this query; the JSON of the answer, {} for an empty body (as /sleep may send).
 
     Raises:
@@ -124,17 +126,21 @@ def observe(engine: Engine, timeout: float) -> State:
     if awake is None:
         raise CallError(f"{url} has no vllm:engine_sleep_state: whether the engine sleeps cannot be told")
     # One sample for each rank, set for all of them at once.
-    levels = [level for word, level in LEVELS.items() if _count(samples, "engine_sleep_state", sleep_state=word)]
-    fetching = (
-        _count(samples, "num_requests_kv_fetch_by_stage", stage=stage) for stage in ("waiting_to_start", "in_progress")
-    )
+    levels = [
+        level for word, level in LEVELS.items() if _count(samples, "engine_sleep_state", sleep_state=word)
+    ]
+    fetching = {
+        stage: _count(samples, "num_requests_kv_fetch_by_stage", stage=stage) or 0
+        for stage in ("waiting_to_start", "in_progress", "completed_waiting")
+    }
     return State(
         paused=paused,
         asleep=not awake,
         level=max(levels, default=0),
         weight_version=version,
         requests=sum(_count(samples, f"num_requests_{word}") or 0 for word in ("running", "waiting")),
-        kv_to_fetch=sum(count or 0 for count in fetching),
+        kv_to_fetch=fetching["waiting_to_start"] + fetching["in_progress"],
+        kv_held=fetching["completed_waiting"],
         kv_expired=_count(samples, "nixl_num_kv_expired_reqs_total") or 0,
     )
 
@@ -157,8 +163,8 @@ def admission(control_url: str, timeout: float, change: str = "") -> Admission:
         if answer.status == 403:
             raise CallError(
                 f"{answer.url} answered 403: this host may not control the fleet. Add its address to "
-                "fleet_controllers and run playbooks/site.yml, or run playbooks/rollout.yml, which calls from "
-                "the router's host"
+                "fleet_controllers and run playbooks/site.yml, or use playbooks/rollout.yml, which calls from the "
+                "router's host"
             )
         said = answer.expect_ok().json()
     except HttpError as fault:

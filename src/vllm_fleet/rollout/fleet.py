@@ -74,7 +74,7 @@ class Fleet:
             RolloutError: it is neither, or the plan's engines cannot be controlled.
 
         """
-        plan = document.get("plan", document) if isinstance(document, Mapping) else None
+        plan: Any = document.get("plan", document) if isinstance(document, Mapping) else None
         try:
             profile, router, timeout = plan["profile"], plan["router"], plan["timeouts"]["control"]
             ours = [engine for engine in plan["engines"] if not engine["external"]]
@@ -89,8 +89,8 @@ class Fleet:
             fleet = cls(tuple(engines), external, router["control_url"], float(timeout))
         except (KeyError, TypeError):
             raise RolloutError(
-                "This is no plan of a fleet. `vllm-fleet plan -i INVENTORY --json` prints one; a plan made by an "
-                "older version has to be made again."
+                "This is no plan of a fleet. `vllm-fleet plan -i INVENTORY --json` prints one; what an older "
+                "version printed has to be made again."
             ) from None
         if profile != "rl":
             raise RolloutError(

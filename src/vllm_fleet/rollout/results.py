@@ -38,6 +38,7 @@ class Result:
     Attributes:
         action: what was asked.
         ok: every engine reached the state, and the front too.
+        changed: something was called that may change an engine or the front.
         engines: in plan order.
         admission: of the front, at the end; None where it did not say.
         world_size: ranks in the group that weights are sent in, the trainer's among them.
@@ -50,6 +51,7 @@ class Result:
 
     action: str
     ok: bool
+    changed: bool
     engines: tuple[EngineResult, ...]
     admission: Admission | None
     world_size: int
@@ -69,7 +71,7 @@ class Result:
         return tuple(one.engine.name for one in self.engines if not one.reached)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain JSON: each engine's own attributes beside its result, and its state in a word."""
+        """All of it as plain JSON; what each engine is, and is in, stands in one object."""
         engines = [
             {
                 **asdict(one.engine),
@@ -87,6 +89,7 @@ class Result:
         return {
             "action": self.action,
             "ok": self.ok,
+            "changed": self.changed,
             "engines": engines,
             "admission": admission["word"],
             "in_flight": admission["in_flight"],
@@ -108,7 +111,11 @@ class Result:
             rows.append((one.engine.name, one.engine.role, ranks, *told, f"{one.seconds:.1f}", mark))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         table = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]  # noqa: B905  hosts have Python 3.9
-        front = f"{self.admission.word}, {self.admission.in_flight} requests in flight" if self.admission else "unknown"
+        front = (
+            f"{self.admission.word}, {self.admission.in_flight} requests in flight"
+            if self.admission
+            else "unknown"
+        )
         table += ["", f"Admission at the front: {front}."]
         table += list(self.notes)
         faults = [f"  {one.engine.name}: {one.fault}" for one in self.engines if one.fault]

@@ -39,17 +39,17 @@ ABORT_AGAIN_SECONDS = 3.0
 RESET_TRIES, RESET_PAUSE_SECONDS = 60, 1.0
 NOT_PAUSED = "it is not paused: run pause or sleep first"
 SEND_AGAIN = (
-    "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all of them, "
-    "and run set_version."
+    "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all, and run "
+    "set_version."
 )
 
 
 class Rollout:
     """The controls of one fleet.
 
-    Each method calls all engines of ours, at once wherever order does not matter, looks afterwards what each is
-    in, and gives a `Result`. It raises `RolloutError` for a wrong argument and for nothing else: what an engine
-    or the front does wrong is in the result. Each may be called again at any time; it does what is left to do.
+    Each method calls all engines of ours, at once wherever order does not matter, looks afterwards what each
+    is in, and gives a `Result`. It raises `RolloutError` for a wrong argument and for nothing else: what an
+    engine or the front does wrong is in the result. Each may be called again; it does what is left to do.
 
     Args:
         fleet: what is controlled.
@@ -269,8 +269,8 @@ class Rollout:
     def prepare_update(self, *, allow_mixed: bool = False) -> Result:
         """Say whether new weights may be sent to all engines, packed or not.
 
-        Where an engine sleeps, its weights wake. Refused where one does not answer, generates, has another number
-        of ranks than the plan says, or has weights of another version than the others.
+        Where an engine sleeps, its weights wake. Refused where one does not answer, generates, has another
+        number of ranks than the plan says, or has weights of another version than the others.
 
         Args:
             allow_mixed: the update is to mend a set whose last one did not reach all engines.
@@ -353,8 +353,8 @@ class Rollout:
     def _sleep(self, engine: Engine, level: int, mode: Mode) -> None:
         """Put a paused engine to sleep.
 
-        vLLM (0.32.0, 0.33.0) takes the blocks of frozen requests, but for those whose KV was fetched and that had
-        no turn yet, and fails if there are any. They are first in line: a moment's run gives them their turn.
+        vLLM (0.32.0, 0.33.0) takes the blocks of frozen requests, but for those whose KV was fetched and that
+        had no turn yet, and fails if there are any. They are first in line: a moment's run gives them one.
         """
         deadline = time.monotonic() + self.timeout
         while True:

@@ -149,7 +149,7 @@ class Run:
         if len(names) > 1:
             told = "; ".join(f"{version} in {', '.join(having)}" for version, having in names.items())
             raise StopError(
-                f"The engines have weights of different versions: {told}. (One that restarted has `default`.)",
+                f"The engines have weights of several versions: {told}. (One that restarted has `default`.)",
                 remedy,
             )
 
@@ -169,8 +169,8 @@ class Run:
             if one.before and one.after and one.after.kv_expired > one.before.kv_expired:
                 self.notes.append(
                     f"{one.engine.name}: no decode fetched the KV of "
-                    f"{one.after.kv_expired - one.before.kv_expired} requests in time. Their clients had left, or "
-                    "they will fail."
+                    f"{one.after.kv_expired - one.before.kv_expired} requests in time. Their clients had left, "
+                    "or they will fail."
                 )
         if self.fleet.external:
             self.notes.append(f"Not ours, so not called: {', '.join(self.fleet.external)}.")

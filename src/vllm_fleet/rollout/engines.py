@@ -1,7 +1,7 @@
 """What an engine and the front are asked, and what they say: one call, one sentence when it fails.
 
-In vLLM 0.32.0 and 0.33.0 `/is_sleeping` is true of an engine that is only paused, so it tells nothing. The gauge
-`vllm:engine_sleep_state` tells sleep and its level, until the engine is wholly awake.
+In vLLM 0.32.0 and 0.33.0 `/is_sleeping` is true of an engine that is only paused, so it tells nothing. The
+gauge `vllm:engine_sleep_state` tells sleep and its level, until the engine is wholly awake.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def admission(control_url: str, timeout: float, change: str = "") -> Admission:
         if answer.status == 403:
             raise CallError(
                 f"{answer.url} answered 403: this host may not control the fleet. Add its address to "
-                "fleet_controllers and run playbooks/site.yml, or use playbooks/rollout.yml, which calls from "
-                "the router's host"
+                "fleet_controllers and run playbooks/site.yml, or use playbooks/rollout.yml, which calls "
+                "from the router's host"
             )
         said = answer.expect_ok().json()
     except HttpError as fault:

@@ -118,9 +118,10 @@ class Result:
         )
         table += ["", f"Admission at the front: {front}."]
         table += list(self.notes)
-        faults = [f"  {one.engine.name}: {one.fault}" for one in self.engines if one.fault]
+        told = [one for one in self.engines if one.fault and one.fault not in self.message]
+        faults = [f"  {one.engine.name}: {one.fault}" for one in told]
         if self.ok:
             table.append(f"{self.action}: done in {self.seconds:.1f} s.")
         else:
-            table += [f"{self.action}: NOT done. {self.message}", *faults, self.remedy]
+            table += [f"{self.action} failed: {self.message}", *faults, self.remedy]
         return table

@@ -37,10 +37,10 @@ LOOK_SECONDS = 30.0
 POLL_SECONDS = 0.1
 ABORT_AGAIN_SECONDS = 3.0
 RESET_TRIES, RESET_PAUSE_SECONDS = 60, 1.0
-NOT_PAUSED = "it is not paused: run pause or sleep first"
+NOT_PAUSED = "not paused", "Run pause or sleep first."
 SEND_AGAIN = (
-    "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all, and run "
-    "set_version."
+    "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all, and "
+    "run set_version."
 )
 
 
@@ -116,7 +116,7 @@ class Rollout:
         """
 
         def steps(run: Run) -> None:
-            run.require(lambda state: not state.asleep, "it is asleep", "Run wake first.")
+            run.require(lambda state: not state.asleep, "asleep", "Run wake first.")
             _require_weights(run)
             if not allow_mixed:
                 run.require_one_version(SEND_AGAIN)
@@ -124,7 +124,7 @@ class Rollout:
                 paused = [engine for engine in engines if run.states[engine].paused]
                 run.step("resume", paused, lambda engine: call(f"{engine.url}/resume", self.timeout))
             run.look()
-            run.require(lambda state: not state.paused, "it is paused, though it answered that it resumed")
+            run.require(lambda state: not state.paused, "still paused, though the call to resume succeeded")
             run.admit("open")
 
         return self._perform(
@@ -150,7 +150,7 @@ class Rollout:
             # vLLM would do nothing, and say the new level from then on.
             run.require(
                 lambda state: not state.asleep or state.level == level,
-                "it is asleep at another level",
+                "asleep at another level",
                 "Run wake first.",
             )
             self._pause(run, mode)
@@ -278,7 +278,7 @@ class Rollout:
         """
 
         def steps(run: Run) -> None:
-            run.require(lambda state: state.paused, NOT_PAUSED)
+            run.require(lambda state: state.paused, *NOT_PAUSED)
             if not allow_mixed:
                 run.require_one_version(SEND_AGAIN)
             self._compare_ranks(run)
@@ -298,7 +298,7 @@ class Rollout:
             raise RolloutError(f"The version is {version!r}; it must be a name, and not {DISCARDED!r}.")
 
         def steps(run: Run) -> None:
-            run.require(lambda state: state.paused, NOT_PAUSED)
+            run.require(lambda state: state.paused, *NOT_PAUSED)
             run.step(f"name the weights {version}", self.fleet.engines, self._name_weights(version))
 
         return self._perform(
@@ -325,9 +325,7 @@ class Rollout:
         run.step(f"pause {mode}", [engine for engine in awake if engine.role == "prefill"], pause)
         run.step(f"pause {mode}", [engine for engine in awake if engine.role != "prefill"], fetch_and_pause)
         run.look()
-        run.require(
-            lambda state: state.paused, "it runs, though it answered that it paused: was it restarted?"
-        )
+        run.require(lambda state: state.paused, "not paused, though the call succeeded; was it restarted?")
 
     def _wait_for_requests(self, run: Run) -> None:
         """Wait until the routers have none."""
@@ -410,7 +408,7 @@ def _any_state(_state: State) -> bool:
 def _require_weights(run: Run) -> None:
     run.require(
         lambda state: not state.discarded,
-        "its weights were discarded by sleep at level 2",
+        "without weights, which sleep at level 2 threw away",
         "Send new weights (prepare_update says when) or have the engines load theirs, and run set_version.",
     )
 

@@ -130,11 +130,11 @@ class Run:
             StopError: one is not.
 
         """
-        bad = [engine for engine, state in self.states.items() if not good(state)]
+        bad = [engine for engine in self.fleet.engines if not good(self.states[engine])]
         for engine in bad:
             self._faults[engine] = why
         if bad:
-            raise StopError(f"{self._some(bad)} cannot go on.", remedy)
+            raise StopError(f"{self._some(bad)}: {why}.", remedy)
 
     def require_one_version(self, remedy: str) -> None:
         """Go on only if all engines have weights of the same version.
@@ -169,15 +169,15 @@ class Run:
             if one.before and one.after and one.after.kv_expired > one.before.kv_expired:
                 self.notes.append(
                     f"{one.engine.name}: no decode fetched the KV of "
-                    f"{one.after.kv_expired - one.before.kv_expired} requests in time. Their clients had left, "
-                    "or they will fail."
+                    f"{one.after.kv_expired - one.before.kv_expired} requests in time. Their clients had "
+                    "left, or they will fail."
                 )
         if self.fleet.external:
             self.notes.append(f"Not ours, so not called: {', '.join(self.fleet.external)}.")
         message = str(stop or "")
-        if stop and not self._changed:
+        if stop and remedy and not self._changed:
             message += " Nothing was done."
-            remedy = stop.remedy or f"Mend that and run {action} again."
+            remedy = f"Mend that, and run {action} again."
         return Result(
             action=action,
             ok=stop is None,
@@ -203,9 +203,8 @@ class Run:
         )
 
     def _some(self, engines: list[Engine]) -> str:
-        return (
-            f"{len(engines)} of {len(self.fleet.engines)} engines ({', '.join(one.name for one in engines)})"
-        )
+        names = ", ".join(engine.name for engine in self.fleet.engines if engine in engines)
+        return f"{len(engines)} of {len(self.fleet.engines)} engines ({names})"
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began

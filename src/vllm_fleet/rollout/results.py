@@ -118,8 +118,8 @@ class Result:
         )
         table += ["", f"Admission at the front: {front}."]
         table += list(self.notes)
-        told = [one for one in self.engines if one.fault and one.fault not in self.message]
-        faults = [f"  {one.engine.name}: {one.fault}" for one in told]
+        unsaid = [one for one in self.engines if one.fault and one.fault not in self.message]
+        faults = [f"  {one.engine.name}: {one.fault}" for one in unsaid]
         if self.ok:
             table.append(f"{self.action}: done in {self.seconds:.1f} s.")
         else:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: rollout
+module: fleet_rollout
 short_description: Pause, sleep, update, wake and resume all engines of a fleet, in order
 description:
   - Calls the head of every engine of ours, never through the router, and the front's control port. What
@@ -50,7 +50,7 @@ options:
 
 EXAMPLES = r"""
 - name: Free the GPUs for a training step
-  rollout:
+  fleet_rollout:
     plan: "{{ plan }}"
     action: sleep
     level: 1

@@ -154,12 +154,14 @@ def test_slow_engines_do_not_hold_up_others(fleet):
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 def test_the_mode_is_sent_to_all_for_pause_and_for_sleep(fleet, mode):
     done(controls(fleet).sleep(2, mode))
-    assert set(verbs(fleet)) == {
-        "/admission/close",
+    calls = ["/admission/close"]
+    calls += ["/abort_requests"] if mode == "abort" else []
+    calls += [
         f"/pause?mode={mode}&clear_cache=false",
         "/update_weight_version",
         f"/sleep?level=2&mode={mode}",
-    }
+    ]
+    assert list(verbs(fleet)) == calls
 
 
 def test_wait_lets_the_front_run_empty_before_any_engine_is_paused(fleet):
@@ -345,6 +347,12 @@ def test_resume_of_engines_that_sleep_is_refused(fleet):
     done(controls(fleet).sleep())
     failed(controls(fleet).resume(), "asleep", "Nothing was done")
     assert fleet.made("/resume") == []
+
+
+def test_a_prefill_whose_kv_is_not_fetched_in_time_is_told_with_the_reason(fleet):
+    fleet.engines["prefill-1"].delays["/pause"] = 30
+    words = "did not answer within 0.3 s", "a decode fetches it when it has a slot free"
+    assert failed(controls(fleet, 0.3).pause(), *words).missed == ("prefill-1", *DECODES)
 
 
 def test_kv_that_nobody_fetched_is_told(fleet):

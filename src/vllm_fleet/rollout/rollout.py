@@ -37,6 +37,10 @@ LOOK_SECONDS = 30.0
 POLL_SECONDS = 0.1
 ABORT_AGAIN_SECONDS = 3.0
 RESET_TRIES, RESET_PAUSE_SECONDS = 60, 1.0
+KV_WAITS = (
+    "A prefill pauses when its KV is fetched; a decode fetches it when it has a slot free. Run pause again "
+    "to wait on, take the mode abort, or resume to go back."
+)
 NOT_PAUSED = "not paused", "Run pause or sleep first."
 SEND_AGAIN = (
     "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all, and "
@@ -311,6 +315,9 @@ class Rollout:
         if mode == "wait":
             self._wait_for_requests(run)
         awake = [engine for engine in self.fleet.engines if not run.states[engine].asleep]
+        if mode == "abort":
+            # Requests that no decode has a slot for keep the prefills waiting, which are paused first.
+            run.step("abort", awake, lambda engine: call(f"{engine.url}/abort_requests", self.timeout))
 
         def pause(engine: Engine) -> None:
             # What is cached stays right until weights change; `reset` empties it then.
@@ -322,8 +329,8 @@ class Rollout:
             pause(engine)
 
         # A prefill answers when no decode has KV to fetch from it any more: before that, it is not idle.
-        run.step(f"pause {mode}", [engine for engine in awake if engine.role == "prefill"], pause)
-        run.step(f"pause {mode}", [engine for engine in awake if engine.role != "prefill"], fetch_and_pause)
+        run.step(f"pause {mode}", [one for one in awake if one.role == "prefill"], pause, remedy=KV_WAITS)
+        run.step(f"pause {mode}", [one for one in awake if one.role != "prefill"], fetch_and_pause)
         run.look()
         run.require(lambda state: state.paused, "not paused, though the call succeeded; was it restarted?")
 

@@ -103,7 +103,9 @@ class Run:
                 f"The front answered the call to {change} admission, and it is {self.admission.word}."
             )
 
-    def step(self, what: str, engines: Iterable[Engine], call: Call, *, changes: bool = True) -> None:
+    def step(
+        self, what: str, engines: Iterable[Engine], call: Call, *, changes: bool = True, remedy: str = ""
+    ) -> None:
         """Make a call to several engines at once; all of them are waited for.
 
         Raises:
@@ -121,7 +123,7 @@ class Run:
                 self._faults[engine] = told = str(seen)
             self.progress(f"{self._elapsed():6.1f} s  {engine.name}: {what}: {told}")
         if failed:
-            raise StopError(f"`{what}` failed at {self._some(failed)}.")
+            raise StopError(f"`{what}` failed at {self._some(failed)}.", remedy)
 
     def require(self, good: Judge, why: str, remedy: str = "") -> None:
         """Go on only if all engines are in such a state.

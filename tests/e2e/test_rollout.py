@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,13 @@ def load(clients: int, tokens: int = TOKENS):
             thread.join(timeout=280)
 
 
+def wait_until(true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.3)
+
+
 def refused() -> str:
     """The Retry-After that a new request gets from a front that is closed."""
     with pytest.raises(urllib.error.HTTPError) as error:
@@ -149,7 +157,7 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet,
             target=lambda: setattr(pausing, "result", control("pause", "--mode", "wait", fails=True))
         )
         thread.start()
-        time.sleep(1.5)
+        wait_until(lambda: control("status").admission == "closed", 30)
         fleet.run("rack1-05", f"docker kill vllm-engine-{DECODE}")
         thread.join(timeout=120)
     assert seen.ends["failed"] == 4, "a decode took its requests with it"
@@ -160,10 +168,8 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet,
     assert result.remedy == "Run pause again to finish it, or resume to go back."
 
     assert "Nothing was done" in control("resume", fails=True).message
-    deadline = time.monotonic() + 150
-    while subprocess.run(["curl", "-sf", "http://198.18.40.5:8000/health"], check=False).returncode:
-        assert time.monotonic() < deadline, "the decode did not come back"
-        time.sleep(2)
+    health = ["curl", "-sf", "http://198.18.40.5:8000/health"]
+    wait_until(lambda: subprocess.run(health, check=False).returncode == 0, 150)
     assert (
         "step-2 in prefill-rack1-04-0; default in decode-rack1-05-0" in control("resume", fails=True).message
     )

@@ -49,6 +49,12 @@ def control(rl, tmp_path_factory):
         states = {engine["name"]: engine["state"] for engine in said["engines"]}
         return SimpleNamespace(**said, states=states)
 
+    # Engines that an earlier run left as they were.
+    run("wake", "--tags", "weights")
+    run("pause", "--mode", "abort")
+    run("set_version", "step-0")
+    run("wake")
+    run("resume")
     return run
 
 
@@ -79,15 +85,13 @@ def load(clients: int, tokens: int = TOKENS):
         seen.ends[choice["finish_reason"]] += 1
         seen.texts[number] = choice["text"]
 
-    threads = [threading.Thread(target=generate, args=(number,)) for number in range(clients)]
+    threads = [threading.Thread(target=generate, args=(number,), daemon=True) for number in range(clients)]
     for thread in threads:
         thread.start()
     time.sleep(2.5)  # all are with an engine, none is done
-    try:
-        yield seen
-    finally:
-        for thread in threads:
-            thread.join(timeout=280)
+    yield seen
+    for thread in threads:
+        thread.join(timeout=280)
 
 
 def wait_until(true: Callable[[], bool], seconds: float) -> None:

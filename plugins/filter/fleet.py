@@ -41,6 +41,15 @@ def fleet_check(hostvars: Any, groups: Any) -> dict[str, Any]:
     return {"plan": None if refused else result, "problems": found, "text": text_of(found)}
 
 
+def fleet_client_keys(text: Any, path: Any, mode: Any) -> dict[str, Any]:
+    from vllm_fleet.client_keys import read
+
+    for value, what in ((text, "the text of the file"), (path, "its path"), (mode, "its mode")):
+        _require(value, str, "fleet_client_keys", what)
+    keys, problems = read(plain(text), plain(path), plain(mode))
+    return {"keys": keys, "problems": problems}
+
+
 def fleet_problem_text(problems: Any) -> str:
     _require(problems, list, "fleet_problem_text", "the list of problems that fleet_check gives")
     for problem in problems:
@@ -231,6 +240,7 @@ class FilterModule:
             function.__name__: function
             for function in (
                 fleet_check,
+                fleet_client_keys,
                 fleet_kv_bytes_per_token,
                 fleet_problem_text,
                 fleet_proof_pairs,

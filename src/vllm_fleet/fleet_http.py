@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 MAX_BODY = 64 * 1024 * 1024
 EXCERPT = 300
@@ -60,9 +61,10 @@ def fetch(
     payload: dict[str, Any] | None = None,
     timeout: float = 10.0,
     headers: dict[str, str] | None = None,
+    ca: str | None = None,
 ) -> Answer:
-    """GET, or POST of a JSON payload. The time-out covers the whole exchange."""
-    status, chunks = _exchange(url, payload, timeout, headers)
+    """GET, or POST of a JSON payload. The time-out covers the whole exchange; `ca` is a PEM file to trust."""
+    status, chunks = _exchange(url, payload, timeout, headers, ca)
     return Answer(url, status, b"".join(chunks))
 
 
@@ -71,9 +73,10 @@ def fetch_json(
     payload: dict[str, Any] | None = None,
     timeout: float = 10.0,
     headers: dict[str, str] | None = None,
+    ca: str | None = None,
 ) -> dict[str, Any]:
     """As `fetch`; the JSON object that came with status 200."""
-    return fetch(url, payload, timeout, headers).expect_ok().json()
+    return fetch(url, payload, timeout, headers, ca).expect_ok().json()
 
 
 def stream_events(
@@ -97,7 +100,11 @@ def stream_events(
 
 
 def _exchange(
-    url: str, payload: dict[str, Any] | None, timeout: float, more: dict[str, str] | None
+    url: str,
+    payload: dict[str, Any] | None,
+    timeout: float,
+    more: dict[str, str] | None,
+    ca: str | None = None,
 ) -> tuple[int, Iterator[bytes]]:
     """Send the request; the status, and the body as it comes."""
     parts = urlsplit(url)
@@ -107,7 +114,7 @@ def _exchange(
     headers.update(more or {})
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     with _Faults(url, timeout):
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=max(timeout, 0.001))
+        connection = _connection(parts, max(timeout, 0.001), ca)
         connection.connect()
         sock = connection.sock
         connection.request("GET" if body is None else "POST", path, body=body, headers=headers)
@@ -139,6 +146,14 @@ def _exchange(
     return response.status, chunks()
 
 
+def _connection(parts: SplitResult, timeout: float, ca: str | None) -> http.client.HTTPConnection:
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=ca)
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout)
+
+
 class _Faults:
     """Turn whatever the network does into a HttpError."""
 
@@ -155,6 +170,8 @@ class _Faults:
             seen = f"did not answer within {self.timeout:.3g} s"
         elif isinstance(error, ConnectionRefusedError):
             seen = "refused the connection: nothing listens there"
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            seen = f"has a certificate that cannot be believed: {error.verify_message}"
         elif isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionError)):
             seen = "closed the connection in the middle of the answer"
         elif isinstance(error, http.client.HTTPException):

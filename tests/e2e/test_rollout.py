@@ -49,39 +49,37 @@ def control(rl, tmp_path_factory):
         states = {engine["name"]: engine["state"] for engine in said["engines"]}
         return SimpleNamespace(**said, states=states)
 
-    # Engines that an earlier run left as they were.
-    run("wake", "--tags", "weights")
-    run("pause", "--mode", "abort")
+    # Engines that ran before keep the version they had then.
+    run("pause")
     run("set_version", "step-0")
-    run("wake")
     run("resume")
     return run
 
 
-def long_request(number: int, tokens: int) -> dict:
+def long_request(number: int) -> dict:
     return {
         "prompt": f"Story number {number} " + "and then " * 100,
-        "max_tokens": tokens,
+        "max_tokens": TOKENS,
         "ignore_eos": True,
         "temperature": 0,
     }
 
 
 @contextmanager
-def load(clients: int, tokens: int = TOKENS):
+def load(clients: int):
     """Long generations that begin with the block; afterwards `ends` counts how they ended, `texts` has their texts."""
     seen = SimpleNamespace(ends=Counter(), texts={}, failed=[])
 
     def generate(number: int) -> None:
         try:
-            answer = ask(FRONT, timeout=280, **long_request(number, tokens))
+            answer = ask(FRONT, timeout=280, **long_request(number))
         except OSError as error:
             seen.ends["failed"] += 1
             seen.failed.append(f"{number}: {error} {getattr(error, 'read', bytes)()[:300]!r}")
             return
         choice = answer["choices"][0]
         if choice["finish_reason"] == "length":
-            assert answer["usage"]["completion_tokens"] == tokens
+            assert answer["usage"]["completion_tokens"] == TOKENS
         seen.ends[choice["finish_reason"]] += 1
         seen.texts[number] = choice["text"]
 
@@ -112,7 +110,7 @@ def refused() -> str:
 
 def test_a_fleet_under_load_sleeps_wakes_and_loses_no_request(control):
     assert control("status").states == {PREFILL: "running", DECODE: "running"}
-    with load(SLOTS, 1200) as seen:
+    with load(SLOTS) as seen:
         paused = control("pause")
         assert paused.states == {PREFILL: "paused", DECODE: "paused"}
         frozen = paused.in_flight
@@ -129,7 +127,7 @@ def test_a_fleet_under_load_sleeps_wakes_and_loses_no_request(control):
         assert control("resume").admission == "open"
     assert (frozen, seen.ends) == (SLOTS, {"length": SLOTS}), seen.failed
     # Frozen, put to sleep and computed again, it is what an engine says that was left alone.
-    alone = ask("http://198.18.40.5:8000", timeout=120, **long_request(0, 1200))
+    alone = ask("http://198.18.40.5:8000", timeout=120, **long_request(0))
     assert seen.texts[0] == alone["choices"][0]["text"]
     after = control("weights_info")
     assert {engine["weight_version"] for engine in after.engines} == {"step-1"}

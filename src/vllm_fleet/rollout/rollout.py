@@ -372,7 +372,7 @@ class Rollout:
             else:
                 return
             call(f"{engine.url}/resume", self.timeout)
-            self._until(engine, "holds fetched KV", lambda state, held=held: state.kv_held < held)  # type: ignore[misc]
+            self._until(engine, "holds fetched KV", _fewer_held(held))
             call(f"{engine.url}/pause", self.timeout, mode=mode, clear_cache="false")
 
     def _wake(self, run: Run, tag: Tag, engines: Iterable[Engine]) -> None:
@@ -406,6 +406,10 @@ class Rollout:
         except StopError as error:
             stop = error
         return run.result(action, reached, remedy, stop)
+
+
+def _fewer_held(than: int) -> Judge:
+    return lambda state: state.kv_held < than
 
 
 def _any_state(_state: State) -> bool:

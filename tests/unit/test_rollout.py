@@ -139,13 +139,13 @@ def test_engines_of_others_are_never_called_and_that_is_said(fleet):
 
 
 def test_slow_engines_do_not_hold_up_others(fleet):
-    """8 engines of 0.4 s each take little more than one."""
+    """8 engines of 0.5 s each take little more than one."""
     for engine in fleet.engines.values():
-        engine.delays["/sleep"] = 0.4
+        engine.delays["/sleep"] = 0.5
     began = time.monotonic()
     result = done(controls(fleet).sleep())
-    assert 0.4 <= time.monotonic() - began < 1.2
-    assert min(one.seconds for one in result.engines) >= 0.4
+    assert 0.5 <= time.monotonic() - began < 2
+    assert min(one.seconds for one in result.engines) >= 0.5
 
 
 # Modes
@@ -549,12 +549,12 @@ def test_the_table(fleet):
 
 
 def test_progress_is_told_engine_by_engine_as_they_are_done(fleet):
-    fleet.engines["prefill-0"].delays["/pause"] = 0.3
+    fleet.engines["prefill-0"].delays["/pause"] = 0.8
     told = []
     done(controls(fleet, progress=told.append).pause())
     assert len(told) == 9
     assert "front: admission closed" in told[0]
-    assert "prefill-0: pause keep: 0.3 s" in told[4], "the slow one is the last of the prefills"
+    assert "prefill-0: pause keep: " in told[4], "the slow one is the last of the prefills"
 
 
 # Wrong use

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -111,11 +111,12 @@ def fleet_expected_external(plan: Any) -> list[dict[str, Any]]:
     return expected_external(plain(plan))
 
 
-def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+def fleet_status_table(plan: Any, hostvars: Any, workers: Any, states: Any = ()) -> list[str]:
     name = "fleet_status_table"
     _require_plan(plan, name)
     _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/status.yml learned there")
     _require(workers, list, name, "the router's workers as a list")
+    _require(states, Sequence, name, "the engines' states as a list")
     hosts = {}
     for host, variables in hostvars.items():
         _require(variables, Mapping, name, f"a mapping as the variables of {host}")
@@ -123,7 +124,7 @@ def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
             local = variables["ansible_facts"].get("ansible_local", {})
             results = [variables[register]["results"] for register in ("status_units", "status_health")]
             hosts[plain(host)] = learned(plain(local), *plain(results))
-    return status_table(status_rows(plain(plan), hosts, plain(workers)))
+    return status_table(status_rows(plain(plan), hosts, plain(workers), plain(states)))
 
 
 def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:

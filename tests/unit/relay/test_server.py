@@ -130,19 +130,23 @@ async def test_an_incomplete_answer_of_the_prefill_never_reaches_the_decode():
 async def test_what_the_prefill_answers_instead_of_200_passes_through(status):
     words = b'{"error": {"message":   "as the engine spells it"}}'
     decode = Engine(decoded)
-    async with scene([Engine(answering(status, words, "application/problem+json"))], [decode]) as relay:
-        async with relay.client.post(relay.url(COMPLETIONS), json=BODY) as answer:
-            assert (answer.status, await answer.read()) == (status, words)
-            assert answer.headers["Content-Type"] == "application/problem+json"
+    async with (
+        scene([Engine(answering(status, words, "application/problem+json"))], [decode]) as relay,
+        relay.client.post(relay.url(COMPLETIONS), json=BODY) as answer,
+    ):
+        assert (answer.status, await answer.read()) == (status, words)
+        assert answer.headers["Content-Type"] == "application/problem+json"
     assert decode.asked == []
 
 
 @in_loop
 async def test_what_the_decode_answers_instead_of_a_stream_passes_through():
     words = b'{"error":"busy"}'
-    async with scene(decode=[Engine(answering(503, words))]) as relay:
-        async with relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer:
-            assert (answer.status, await answer.read()) == (503, words)
+    async with (
+        scene(decode=[Engine(answering(503, words))]) as relay,
+        relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer,
+    ):
+        assert (answer.status, await answer.read()) == (503, words)
 
 
 @in_loop
@@ -177,23 +181,27 @@ async def test_a_client_that_reads_slowly_slows_the_decode_down():
             sent += 2**16
         return response
 
-    async with scene(decode=[Engine(script)]) as relay:
-        async with relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer:
-            await answer.content.readany()
-            await asyncio.sleep(0.5)
-            held = sent
-            await asyncio.sleep(0.5)
-            assert held == sent < 2000 * 2**16  # what the sockets take, and no more
-            total = sum([len(chunk) async for chunk in answer.content.iter_any()], 0)
-            assert total > 100 * 2**20
+    async with (
+        scene(decode=[Engine(script)]) as relay,
+        relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer,
+    ):
+        await answer.content.readany()
+        await asyncio.sleep(0.5)
+        held = sent
+        await asyncio.sleep(0.5)
+        assert held == sent < 2000 * 2**16  # what the sockets take, and no more
+        total = sum([len(chunk) async for chunk in answer.content.iter_any()], 0)
+        assert total > 100 * 2**20
 
 
 @in_loop
 async def test_a_decode_that_dies_in_a_stream_is_told_in_the_stream(capsys):
     decode = Engine(streaming(b'data: {"n": 1}\n\n', b'data: {"n"', pause=0.05, cut=True))
-    async with scene(decode=[decode]) as relay:
-        async with relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer:
-            content = await answer.read()
+    async with (
+        scene(decode=[decode]) as relay,
+        relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer,
+    ):
+        content = await answer.read()
     events = content.split(b"\n\n")
     assert events[0] == b'data: {"n": 1}'
     assert decode.url in json.loads(events[2].removeprefix(b"data: "))["error"]["message"]

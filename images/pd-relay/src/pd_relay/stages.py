@@ -66,7 +66,7 @@ def judge(path: str, body: Mapping[str, Any]) -> None:
     if path == COMPLETIONS and prompts(body) > 1:
         # Measured with vLLM 0.32: 200, and wrong tokens for all prompts but the first.
         raise RefusedError(
-            "there are several prompts: the prefill gives the KV cache of the first alone; send each by itself"
+            "there are several prompts: the prefill has the KV cache of the first only; send each by itself"
         )
 
 

@@ -19,8 +19,8 @@ from pd_relay import stages
 from pd_relay.log import log
 from pd_relay.workers import ROLES, Health, Pool, Worker, normal_url, reason
 
-type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = "X-Request-Id"
 # What engines trace and bind sessions by. No other header of the client's means the same to both of them.

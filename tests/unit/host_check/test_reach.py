@@ -46,7 +46,7 @@ def test_two_trays(plan):
     assert dialed(plan, "HTTP") == {("gate-01", "rack1-01", 8000), ("gate-01", "rack1-02", 8000)}
     assert dialed(plan, "NIXL") == {("rack1-02", "rack1-01", 5600)}  # the decode fetches
     assert dialed(plan, "registry") == {("rack1-01", "gate-01", 5000), ("rack1-02", "gate-01", 5000)}
-    assert dialed(plan, "front") == {("gate-01", "gate-01", 30000)}
+    assert dialed(plan, "front") == {("gate-01", "gate-01", 30000), ("gate-01", "gate-01", 30010)}
     assert dialed(plan, "IMEX") == {("rack1-01", "rack1-02", 50000), ("rack1-02", "rack1-01", 50000)}
     assert dialed(plan, "a port of") == set()  # KV takes NVLink, and no engine spans hosts
 

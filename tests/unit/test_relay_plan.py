@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleets import gpu, lab
+from pd_relay.__main__ import parser
 
 from vllm_fleet.comparison import compare
 from vllm_fleet.host_check.reach import dials, listeners
@@ -65,6 +66,16 @@ def test_it_is_started_with_every_engine_the_times_of_the_fleet_and_who_may_cont
         *addresses,
         "192.0.2.0/24",
     ]
+
+
+def test_the_relay_understands_them():
+    plan = relayed(fleet_profile="rl", fleet_controllers=["2001:db8::/32"])
+    options = parser().parse_args(
+        [*relay_arguments(plan, "rack1-gate"), "--drain-timeout=30", "--max-body=1"]
+    )
+    assert options.prefill == plan["router"]["prefill"]
+    assert options.decode == plan["router"]["decode"]
+    assert [str(network) for network in options.controllers][-1] == "2001:db8::/32"
 
 
 def test_for_rollouts_it_watches_as_patiently_as_the_router():

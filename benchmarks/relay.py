@@ -2,9 +2,9 @@
 
     python benchmarks/relay.py [--requests 1200] [--concurrency 64]
 
-The stand-ins answer after PREFILL and about DECODE seconds and tell how long it was; what a request took besides
-is told here. The base is a client that asks both stages itself. The router is installed from its locked wheels
-into .state. All share this machine's cores, so the CPU time of the two programs is told as well.
+The stand-ins answer after PREFILL and about DECODE seconds and tell how long it was; what a request took
+besides is told here. The base is a client that asks both stages itself. The router is installed from its
+locked wheels into .state. All share this machine's cores, so the CPU time of the two programs is told as well.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass
 class Result:
-    """Seconds of each request beside the engines', to its first chunk and to its end; the proxy's CPU seconds."""
+    """Seconds of each request beside the engines', to first chunk and end; the proxy's CPU seconds."""
 
     first: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)

@@ -4,7 +4,7 @@
 
 The stand-ins answer after PREFILL and about DECODE seconds and tell how long it was; what a request took
 besides is told here. The base is a client that asks both stages itself. The router is installed from its
-locked wheels into .state. All share this machine's cores, so the CPU time of the two programs is told as well.
+locked wheels into .state. All share this machine's cores, so the proxies' CPU time is told as well.
 """
 
 from __future__ import annotations

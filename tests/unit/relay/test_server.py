@@ -1,6 +1,7 @@
 """The service between stand-ins for engines: requests, streams, failures, cancelling."""
 
 import asyncio
+import gzip
 import json
 import time
 
@@ -147,6 +148,32 @@ async def test_what_the_decode_answers_instead_of_a_stream_passes_through():
         relay.client.post(relay.url(COMPLETIONS), json=BODY | {"stream": True}) as answer,
     ):
         assert (answer.status, await answer.read()) == (503, words)
+
+
+@in_loop
+async def test_what_the_decode_has_packed_passes_through_as_it_is():
+    """It is asked not to; and an intermediary may."""
+    packed = gzip.compress(b'{"choices": []}')
+
+    async def script(_request, _body):
+        return web.Response(
+            body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        )
+
+    decode = Engine(script)
+    async with (
+        scene(decode=[decode]) as relay,
+        aiohttp.ClientSession(auto_decompress=False) as client,
+        client.post(relay.url(COMPLETIONS), json=BODY) as answer,
+    ):
+        assert (answer.headers["Content-Encoding"], await answer.read()) == ("gzip", packed)
+    assert decode.headers[0]["Accept-Encoding"] == "identity"
+
+
+@in_loop
+async def test_no_connection_is_used_that_an_engine_may_be_about_to_close():
+    async with scene() as relay:
+        assert relay.relay.session.connector._keepalive_timeout < 5  # vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 
 
 @in_loop

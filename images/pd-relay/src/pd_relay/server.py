@@ -8,7 +8,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ REQUEST_ID = "X-Request-Id"
 # What engines trace and bind sessions by. No other header of the client's means the same to both of them.
 FORWARDED = ("traceparent", "tracestate", "X-Session-ID")
 GOOD_ID = re.compile(r"[!-~]{1,200}")
+DESCRIBING = ("Content-Type", "Content-Encoding")
 CONNECT_SECONDS = 10
 # Shorter than vLLM's own 5 s, or a request goes out on a connection that the engine is about to close.
 IDLE_SECONDS = 3
@@ -48,17 +49,21 @@ class Settings:
 class AnsweredError(Exception):
     """A request that ends here, with this answer."""
 
-    def __init__(self, status: int, content: bytes, content_type: str, why: str, **headers: str) -> None:
+    def __init__(self, status: int, content: bytes, headers: Mapping[str, str], why: str) -> None:
         super().__init__(why)
         self.status = status
         self.content = content
-        self.content_type = content_type
         self.headers = headers
+
+    def response(self, **more: str) -> web.Response:
+        """The answer, with more headers."""
+        return web.Response(status=self.status, body=self.content, headers={**self.headers, **more})
 
 
 def refusal(status: int, kind: str, message: str, **headers: str) -> AnsweredError:
     """An answer of the relay's own, in the form of OpenAI's errors."""
-    return AnsweredError(status, error_json(status, kind, message), "application/json", message, **headers)
+    told = {"Content-Type": "application/json", **headers}
+    return AnsweredError(status, error_json(status, kind, message), told, message)
 
 
 def error_json(status: int, kind: str, message: str) -> bytes:
@@ -144,11 +149,7 @@ class Relay:
             response = await self._stages(request, record)
         except AnsweredError as answer:
             record.error = str(answer)
-            response = web.Response(
-                status=answer.status,
-                body=answer.content,
-                headers={"Content-Type": answer.content_type, REQUEST_ID: record.id, **answer.headers},
-            )
+            response = answer.response(**{REQUEST_ID: record.id})
             record.bytes, record.status = len(answer.content), answer.status
         except asyncio.CancelledError:
             # The client went, or the relay stops; leaving here closed what was open to an engine.
@@ -249,16 +250,15 @@ class Relay:
         if answer.status != 200:
             raise passed_through(worker, answer, content)
         record.bytes = len(content)
-        told = {"Content-Type": answer.headers.get("Content-Type", "application/json"), REQUEST_ID: record.id}
-        return web.Response(status=answer.status, body=content, headers=told)
+        headers = described(answer) | {REQUEST_ID: record.id}
+        return web.Response(status=answer.status, body=content, headers=headers)
 
     async def _stream(
         self, request: web.Request, worker: Worker, answer: aiohttp.ClientResponse, record: Record
     ) -> web.StreamResponse:
         """Hand chunks on as they come; a client that reads slowly slows the decode down."""
-        response = web.StreamResponse(status=answer.status)
-        response.headers["Content-Type"] = answer.headers["Content-Type"]
-        response.headers[REQUEST_ID] = record.id
+        headers = described(answer) | {REQUEST_ID: record.id}
+        response = web.StreamResponse(status=answer.status, headers=headers)
         try:
             await response.prepare(request)
             async for chunk in self._chunks(worker, answer, record):
@@ -370,7 +370,7 @@ class Relay:
                 answer = refusal(400, "BadRequestError", str(error))
             except AnsweredError as error:
                 answer = error
-            return web.Response(status=answer.status, body=answer.content, content_type=answer.content_type)
+            return answer.response()
 
         return guarded
 
@@ -388,5 +388,9 @@ def request_id(told: object) -> str:
 def passed_through(worker: Worker, answer: aiohttp.ClientResponse, content: bytes) -> AnsweredError:
     """What an engine answered instead of 200, as it is."""
     why = f"{worker.role} {worker.url}: HTTP {answer.status}"
-    kind = answer.headers.get("Content-Type", "application/json")
-    return AnsweredError(answer.status, content, kind, why)
+    return AnsweredError(answer.status, content, described(answer), why)
+
+
+def described(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    """The headers that say what an engine's bytes are."""
+    return {name: answer.headers[name] for name in DESCRIBING if name in answer.headers}

@@ -48,11 +48,14 @@ class Engine:
     paths: list[str] = field(default_factory=list)
     health: int = 200
     cancelled: int = 0
+    looks: int = 0
+    """How often it was asked for its health."""
     server: TestServer | None = None
     url: str = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
+            self.looks += 1
             return web.Response(status=self.health)
         content = await request.read()
         self.asked.append(json.loads(content) if content else {})

@@ -115,8 +115,11 @@ async def test_workers_come_and_go():
         assert body["total"] == 3
         assert (await relay.ask("DELETE", f"/workers/{quote(first.url, safe='')}"))[0] == 200
         assert (await relay.ask("DELETE", f"/workers/{quote(first.url, safe='')}"))[0] == 404
+        looks = first.looks
         for _ in range(3):
             assert (await relay.post(COMPLETIONS, BODY))[1] == {"second": True}
+        await asyncio.sleep(5 * QUICK.interval)
+        assert first.looks <= looks + 1  # one may have been under way
     assert first.asked == []
     await second.close()
 

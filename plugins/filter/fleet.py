@@ -13,6 +13,7 @@ from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.problems import Problems, plain, text_of
 from vllm_fleet.proof import proof_pairs, proof_rounds
 from vllm_fleet.registration import compare_registrations, registration
+from vllm_fleet.relay import relay_arguments
 from vllm_fleet.routing import router_arguments
 from vllm_fleet.status import learned, status_rows, status_table
 
@@ -211,6 +212,15 @@ def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
         raise AnsibleFilterError(f"fleet_router_arguments: the plan has no {error}.") from None
 
 
+def fleet_relay_arguments(plan: Any, host: Any) -> list[str]:
+    _require_plan(plan, "fleet_relay_arguments")
+    _require(host, str, "fleet_relay_arguments", "the host's name")
+    try:
+        return relay_arguments(plain(plan), plain(host))
+    except KeyError as error:
+        raise AnsibleFilterError(f"fleet_relay_arguments: the plan has no {error}.") from None
+
+
 def fleet_gpu_memory(plan: Any, member: Any, result: Any, limit: Any) -> dict[str, Any]:
     name = "fleet_gpu_memory"
     _require_plan(plan, name)
@@ -254,6 +264,7 @@ class FilterModule:
                 fleet_host_check,
                 fleet_host_questions,
                 fleet_host_recordings,
+                fleet_relay_arguments,
                 fleet_router_arguments,
                 fleet_status_table,
             )

@@ -339,6 +339,8 @@ def ports(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, list[tuple[int, 
             path = ("fleet_router_slots", name)
             uses[host].append((slot.port, f"router {name}", (*path, "port")))
             uses[host].append((slot.metrics_port, f"metrics of router {name}", (*path, "metrics_port")))
+    for host in fleet.relays:
+        uses[host].append((fleet.vars.relay_port, "relay", ("fleet_relay_port",)))
     for host in fleet.registries:
         uses[host].append((fleet.vars.registry_port, "registry", ("fleet_registry_port",)))
     return uses

@@ -123,7 +123,8 @@ def _exchange(
     def chunks() -> Iterator[bytes]:
         total = 0
         try:
-            while True:
+            # Newer Pythons (3.12.3, 3.13) close the socket with the body's last byte, where the peer closes it.
+            while not response.isclosed():
                 with _Faults(url, timeout):
                     # A peer that sends a byte now and then must not outlive the time-out.
                     remaining = deadline - time.monotonic()

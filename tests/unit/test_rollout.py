@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -657,6 +658,26 @@ def test_the_command_exits_1_where_the_fleet_is_not_there(fleet, plan_file):
     result = run("rollout", "pause", "--timeout", "1", "--plan", plan_file)
     assert result.exit_code == 1
     assert "decode-0" in result.stdout
+
+
+def test_the_command_can_be_interrupted_while_an_engine_is_slow(fleet, plan_file):
+    fleet.engines["decode-0"].delays["/sleep"] = 600
+    command = [
+        sys.executable,
+        "-c",
+        "from vllm_fleet.cli import main; main()",
+        "rollout",
+        "sleep",
+        "--plan",
+        plan_file,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        while "sleep at level 1" not in program.stderr.readline():
+            pass
+        program.send_signal(signal.SIGINT)
+        told = program.communicate(timeout=30)
+    assert program.returncode == 1
+    assert told[1].endswith("Interrupted. Calls that were made go on; run sleep again to finish it.\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import threading
@@ -73,7 +74,7 @@ def load(clients: int):
     def generate(number: int) -> None:
         try:
             answer = ask(FRONT, timeout=280, **long_request(number))
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # an answer may break off, too
             seen.ends["failed"] += 1
             seen.failed.append(f"{number}: {error} {getattr(error, 'read', bytes)()[:300]!r}")
             return

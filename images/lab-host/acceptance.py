@@ -6,7 +6,16 @@ import shutil
 
 import apt  # noqa: F401 - ansible.builtin.apt needs it
 
-for program in ("systemctl", "sshd", "dockerd", "iptables", "haproxy", "docker-registry", "journalctl"):
+for program in (
+    "systemctl",
+    "sshd",
+    "dockerd",
+    "iptables",
+    "nft",
+    "haproxy",
+    "docker-registry",
+    "journalctl",
+):
     assert shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin"), f"{program} is missing"
 json.loads(pathlib.Path("/etc/docker/daemon.json").read_text())
 keys = list(pathlib.Path("/etc/ssh").glob("ssh_host_*"))

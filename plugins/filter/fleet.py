@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -40,6 +40,15 @@ def fleet_check(hostvars: Any, groups: Any) -> dict[str, Any]:
     found = [problem.as_dict() for problem in loaded.all_problems(judged)]
     refused = any(problem["severity"] == "error" for problem in found)
     return {"plan": None if refused else result, "problems": found, "text": text_of(found)}
+
+
+def fleet_client_keys(text: Any, path: Any, mode: Any) -> dict[str, Any]:
+    from vllm_fleet.client_keys import read
+
+    for value, what in ((text, "the text of the file"), (path, "its path"), (mode, "its mode")):
+        _require(value, str, "fleet_client_keys", what)
+    keys, problems = read(plain(text), plain(path), plain(mode))
+    return {"keys": keys, "problems": problems}
 
 
 def fleet_problem_text(problems: Any) -> str:
@@ -103,11 +112,12 @@ def fleet_expected_external(plan: Any) -> list[dict[str, Any]]:
     return expected_external(plain(plan))
 
 
-def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+def fleet_status_table(plan: Any, hostvars: Any, workers: Any, states: Any = ()) -> list[str]:
     name = "fleet_status_table"
     _require_plan(plan, name)
     _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/status.yml learned there")
     _require(workers, list, name, "the router's workers as a list")
+    _require(states, Sequence, name, "the engines' states as a list")
     hosts = {}
     for host, variables in hostvars.items():
         _require(variables, Mapping, name, f"a mapping as the variables of {host}")
@@ -115,7 +125,7 @@ def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
             local = variables["ansible_facts"].get("ansible_local", {})
             results = [variables[register]["results"] for register in ("status_units", "status_health")]
             hosts[plain(host)] = learned(plain(local), *plain(results))
-    return status_table(status_rows(plain(plan), hosts, plain(workers)))
+    return status_table(status_rows(plain(plan), hosts, plain(workers), plain(states)))
 
 
 def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:
@@ -240,6 +250,7 @@ class FilterModule:
             function.__name__: function
             for function in (
                 fleet_check,
+                fleet_client_keys,
                 fleet_kv_bytes_per_token,
                 fleet_problem_text,
                 fleet_proof_pairs,

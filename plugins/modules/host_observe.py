@@ -116,6 +116,7 @@ COMMANDS = {
     "addresses": ["ip", "-j", "address"],
     "sockets": ["ss", "-Hltnp"],
     "clock": ["timedatectl", "show"],
+    "nft": ["nft", "--json", "list", "tables"],
     "docker": ["docker", "info", "--format", "{{json .}}"],
     "docker_unit": ["systemctl", "show", "docker", "--property=ActiveState,LimitMEMLOCK,LimitNOFILE"],
     # `table` for its heading: an output that is never empty tells none from nothing.

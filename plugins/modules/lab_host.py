@@ -174,7 +174,7 @@ class LabHost:
         self.step("key authorized", container.put_archive, "/", archive.getvalue())
 
     def wait(self, container: Any) -> str:
-        """Wait until systemd has finished starting and sshd has its keys; return the host key."""
+        """Wait until systemd has finished starting and sshd listens with its keys; return the host key."""
         deadline = time.monotonic() + BOOT_SECONDS
         while True:
             container.reload()
@@ -183,12 +183,15 @@ class LabHost:
                 self.fail(f"the container {self.name} stopped while starting:\n{tail}")
             state = container.exec_run(["systemctl", "is-system-running"]).output.decode().strip()
             key = container.exec_run(["cat", "/etc/ssh/ssh_host_ed25519_key.pub"])
-            if state in ("running", "degraded") and key.exit_code == 0:
+            # A container that docker itself started again may be "running" before its sshd listens.
+            sshd = container.exec_run(["ss", "-Hltn", "sport = :22"]).output.strip()
+            if state in ("running", "degraded") and key.exit_code == 0 and sshd:
                 break
             if time.monotonic() > deadline:
+                listens = "listens" if sshd else "does not listen"
                 self.fail(
-                    f"systemd in the container {self.name} is still {state!r} after {BOOT_SECONDS} s; "
-                    f"look at `docker logs {self.name}`"
+                    f"systemd in the container {self.name} is {state!r} and its sshd {listens} after "
+                    f"{BOOT_SECONDS} s; look at `docker logs {self.name}`"
                 )
             time.sleep(0.5)
         if state == "degraded":

@@ -26,6 +26,12 @@ options:
     description: Whether the URL is the fleet's front rather than a router.
     type: bool
     default: false
+  key_file:
+    description: File on this host with the key that the front asks for. Unset, none is sent.
+    type: path
+  ca:
+    description: PEM file on this host by which a certificate is judged. Unset, by what the host trusts.
+    type: path
   mode:
     description: C(pd) for prefill and decode engines, C(mixed) for ordinary ones. Required unless O(front).
     type: str
@@ -99,6 +105,7 @@ waited:
 """
 
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
@@ -181,7 +188,8 @@ def generate(url: str, path: str, params: dict[str, Any]) -> str:
     chat = path.endswith("/chat/completions")
     prompt = {"messages": [{"role": "user", "content": "Say hello."}]} if chat else {"prompt": "Hello"}
     payload = {"model": params["served_name"], "max_tokens": 8, "temperature": 0, **prompt}
-    answer = fetch_json(url + path, payload, params["request_timeout"])
+    headers = {"Authorization": f"Bearer {params['key']}"} if params["key"] else None
+    answer = fetch_json(url + path, payload, params["request_timeout"], headers, params["ca"])
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"] if chat else choice["text"]
@@ -191,6 +199,21 @@ def generate(url: str, path: str, params: dict[str, Any]) -> str:
     if finish_reason == "error" or not text:
         raise HttpError(f"{url}{path} answered 200 but no text (finish_reason {finish_reason!r})")
     return str(text)
+
+
+def read_key(module: AnsibleModule) -> str:
+    """The key for the front; empty where it asks for none."""
+    path: str | None = module.params["key_file"]
+    if path is None:
+        return ""
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        module.fail_json(
+            msg=f"The front's key cannot be read from {path}: {error.strerror}. Run playbooks/router.yml"
+        )
+    module.no_log_values.add(key)
+    return key
 
 
 class Check:
@@ -265,6 +288,8 @@ def main() -> None:
             "served_name": {"type": "str", "required": True},
             "unit": {"type": "str"},
             "front": {"type": "bool", "default": False},
+            "key_file": {"type": "path", "no_log": False},
+            "ca": {"type": "path"},
             "mode": {"type": "str", "choices": ["pd", "mixed"]},
             "prefill": urls,
             "decode": urls,
@@ -280,6 +305,7 @@ def main() -> None:
         ],
         supports_check_mode=True,
     )
+    module.params["key"] = read_key(module)
     check = Check(module)
     began = time.monotonic()
     if module.params["front"]:

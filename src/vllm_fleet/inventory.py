@@ -180,7 +180,25 @@ def _network(value: Any) -> Any:
     return str(network.network_address if network.num_addresses == 1 else network)
 
 
+def _client_path(value: Any) -> Any:
+    """A path that can be compared as it is: no dot segments, no empty ones, nothing encoded."""
+    if not isinstance(value, str) or not re.fullmatch(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+", value):
+        raise ValueError(
+            "must be a path such as /v1/embeddings: words of letters, digits and . _ ~ - after a slash each"
+        )
+    return value
+
+
+def _local_path(value: Any) -> Any:
+    """A file of the workstation; relative ones would depend on where a command is run."""
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ValueError("must be an absolute path on the workstation, such as {{ inventory_dir }}/NAME")
+    return value
+
+
 type Network = Annotated[str, BeforeValidator(_network)]
+type LocalPath = Annotated[str, BeforeValidator(_local_path)]
+type ClientPath = Annotated[str, BeforeValidator(_client_path)]
 type Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=4096)]
 type PortNumber = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=65535)]
 type NumaNode = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=1023)]
@@ -264,6 +282,8 @@ class FleetVars(_Model):
     """What the engines are for: clients, or rollouts, whose trainer pauses, updates and resumes them."""
     controllers: list[Network] = []
     """Who besides the fleet's hosts may reach engines: trainers, and what else controls or scrapes them."""
+    fence: bool = True
+    """Whether nftables rules of the project's own keep everybody else from engines and side channels."""
     kv_mapping: Literal["cached", "per_transfer"] | None = None
     """Whether a decode keeps a prefill's memory mapped, or maps it for each transfer; None: the profile's."""
     pools: dict[str, Pool]
@@ -276,6 +296,16 @@ class FleetVars(_Model):
     port_stride: Count = 16
     front_port: PortNumber = 30000
     control_port: PortNumber = 30010
+    client_paths: list[ClientPath] = []
+    """What clients may POST to besides what is known to generate."""
+    client_keys: LocalPath | None = None
+    """YAML, name: key. Without it the front asks for none."""
+    tls_certificate: LocalPath | None = None
+    """PEM: the front's certificate, those between it and its CA, and its key. Without it: plain HTTP."""
+    tls_ca: LocalPath | None = None
+    """PEM by which the fleet's own checks judge the certificate; None: by what their host trusts."""
+    tls_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$", max_length=253)] | None = None
+    """The name in the certificate; None: the address of the router's host."""
     router_slots: RouterSlots = RouterSlots()
     router_args: dict[ArgName, RouterArg] = {}
     registry_port: PortNumber = 5000
@@ -325,13 +355,20 @@ ROLE_VARIABLES = frozenset(
     f"fleet_front_{name}"
     for name in (
         "backend",
+        "client_keys",
+        "control_listen",
+        "control_sources",
         "drain_timeout",
         "listen",
+        "open_paths",
+        "paths",
         "request_timeout",
         "serving",
         "slot",
         "slots",
         "socket",
+        "tls_ca",
+        "tls_certificate",
     )
 )
 KNOWN = FLEET_WIDE | PER_HOST | ROLE_VARIABLES

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_fleet import checks, placement, settings
+from vllm_fleet import checks, fence, front, placement, settings
 from vllm_fleet.inventory import IMAGE_ARCHITECTURES, KV_FLOORS_GBPS, External, Fleet, read
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import Problem
@@ -62,7 +62,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
     described = [_engine(fleet, engine) for engine in engines]
     described += [_external(name, engine) for name, engine in v.external_engines.items()]
     router = fleet.routers[0]
-    front, control = (
+    public, control = (
         placement.authority(placement.address(fleet, router), port) for port in (v.front_port, v.control_port)
     )
     return {
@@ -89,6 +89,8 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "control": v.control_timeout,
         },
         "controllers": sorted(v.controllers),
+        # Who may connect; which ports it is about, each host says.
+        "fence": fence.of_fleet(fleet),
         # The hosts of an engine reach each other on these as well: the kernel chooses among them.
         "ephemeral_ports": v.ephemeral_ports,
         "proof": {
@@ -110,6 +112,7 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
                     {"port": port, "purpose": purpose}
                     for port, purpose, _ in sorted(ports.get(host.name, []))
                 ],
+                "fence": fence.of_host(ports.get(host.name, [])),
             }
             for host in fleet.hosts.values()
         },
@@ -118,9 +121,21 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             "address": str(placement.address(fleet, router)),
             "front_port": v.front_port,
             "control_port": v.control_port,
-            "url": f"http://{front}",
+            "listen": public,
+            "url": f"https://{v.tls_name}:{v.front_port}"
+            if v.tls_name
+            else f"{'https' if v.tls_certificate else 'http'}://{public}",
+            # Files of the workstation; empty where the operator has none.
+            "tls": {"certificate": v.tls_certificate or "", "ca": v.tls_ca or ""},
+            "client_keys": v.client_keys or "",
             # Where admission is closed and opened: of haproxy as well, for the fleet's hosts and controllers.
+            "control_listen": control,
             "control_url": f"http://{control}",
+            "control_sources": fence.callers(fleet),
+            # Method -> what the front lets through; all else is refused.
+            "client_paths": front.client_paths(v.client_paths),
+            # For those of them no key is asked.
+            "open_paths": list(front.HEALTH_PATHS),
             "slots": v.router_slots.model_dump(),
             **{
                 key: [engine["url"] for engine in described if engine["role"] == role]
@@ -302,6 +317,8 @@ def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
+                # Whoever reaches an engine in dev mode commands it, so it does not start without its fence.
+                "needs_fence": fleet.vars.fence and fence.in_dev_mode(applied[rank]["env"]),
                 "topology": _topology(fleet, engine, rank, url),
                 # Which of the variables are the operator's own, and so may be secrets.
                 "operator_env": sorted(engine.env),

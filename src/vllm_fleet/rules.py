@@ -535,6 +535,53 @@ ROUTER_POLICY = Rule(
     ROUTER,
     "Use round_robin, cache_aware, power_of_two, consistent_hash, sticky_least_loaded or random.",
 )
+DEV_MODE_FENCE = Rule(
+    "dev-mode-fence",
+    "Engines in dev mode (fleet_profile rl, or VLLM_SERVER_DEV_MODE) have the fence.",
+    "Whoever reaches such an engine may pause it, change its weights and run methods of its workers, without a key.",
+    VLLM,
+    "Remove fleet_fence: false; or override this rule where a firewall of your own does the same.",
+    overridable=True,
+)
+CONTROLLERS = Rule(
+    "controllers",
+    "fleet_controllers names hosts and networks, and not everybody.",
+    "With 0.0.0.0/0 or ::/0 in it the fence keeps out nobody.",
+    DESIGN,
+    "Name the trainers' addresses or their network.",
+    overridable=True,
+)
+EXTERNAL_NAME = Rule(
+    "external-name",
+    "With the fence, the url of an external decode has an address and not a name.",
+    "It fetches KV from side channels of this fleet's prefills, and the fence knows addresses alone.",
+    DESIGN,
+    "Write its address, or have the addresses that it dials from in fleet_controllers.",
+    severity=Severity.WARNING,
+)
+TLS_CERTIFICATE = Rule(
+    "tls-certificate",
+    "fleet_tls_ca and fleet_tls_name go with fleet_tls_certificate.",
+    "Without a certificate the front speaks plain HTTP, whatever they say.",
+    DESIGN,
+    "Set fleet_tls_certificate, or remove them.",
+)
+CLIENT_KEYS_TLS = Rule(
+    "client-keys-tls",
+    "With fleet_client_keys the front speaks TLS.",
+    "Over plain HTTP whoever is on the way reads the keys.",
+    DESIGN,
+    "Set fleet_tls_certificate, or have TLS end right before the front.",
+    severity=Severity.WARNING,
+)
+CLIENT_PATH = Rule(
+    "client-path",
+    "fleet_client_paths holds no path that controls engines or the router.",
+    "The router sends such a call to one prefill and one decode: the fleet would be half asleep, or have two versions "
+    "of the weights.",
+    ROUTER,
+    "Remove it, and call the engines themselves, from a host of the fleet or one in fleet_controllers.",
+)
 UNKNOWN_ARGUMENT = Rule(
     "unknown-argument",
     "Every name in `args` is an argument of `vllm serve` in the image's version.",

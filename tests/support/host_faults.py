@@ -216,6 +216,7 @@ OTHERS = [
     Fault("clocks that differ", seen("clock", "host", value=1042.0), {"same-clock": [P]}, "42 s ahead of the others", "warn"),
     Fault("the port of an engine is taken", stranger(P, 8000), {"ports": [P]}, "port 8000 (HTTP of prefill-rack1-01-0) is taken by nc (pid 4242, session-3.scope)"),
     Fault("the port of a router is taken", stranger(R, 30001, "0::/system.slice/other.service"), {"ports": [R]}, "port 30001 (router a) is taken by nc (pid 4242, other.service)"),
+    Fault("a kernel without nftables", ends("nft", 1, "Error: Could not process rule: Operation not supported", R), {"nftables": [R]}, "Operation not supported"),
     Fault("docker is too old", command("docker", "28.5.1", "24.0.7", P), {"docker": [P]}, "version 24.0.7 does not know CDI devices"),
     Fault("docker has no CDI", command("docker", '"CDISpecDirs": ["/etc/cdi", "/run/cdi"]', '"CDISpecDirs": []', P), {"docker": [P]}, "CDI switched off"),
     Fault("docker's disk is full", seen("disks", "/var/lib/docker", "free", value=5 * GIB), {"image-space": [P]}, "5.0 GiB are free at /var/lib/docker, 30.0 GiB are needed"),

@@ -74,6 +74,7 @@ def linux(address: str, machine: str = "x86_64") -> dict[str, Any]:
             "addresses": ran(json.dumps(interfaces) + "\n"),
             "sockets": ran('LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=1000,fd=3))\n'),
             "clock": ran("Timezone=Etc/UTC\nNTP=yes\nNTPSynchronized=yes\n"),
+            "nft": ran('{"nftables": [{"metainfo": {"version": "1.0.9"}}, {"table": {"family": "ip", "name": "nat"}}]}\n'),
             "docker": ran(json.dumps(docker) + "\n"),
             "docker_unit": ran("ActiveState=active\nLimitMEMLOCK=infinity\nLimitNOFILE=infinity\n"),
             "containers": ran("CONTAINER ID NAMES IMAGE\n"),

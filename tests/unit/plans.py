@@ -65,6 +65,7 @@ def plan(
         "kv_floor_min_bytes": 1024,
         "model": {"path": "/srv/models/tiny", "served_name": "tiny"},
         "image": {"name": "vllm-nixl:1", "variant": "cu13"},
+        "fence": None,
         "timeouts": {"start": 1200, "request": 3600},
         "proof": {"prompt_words": 2000, "tokens": 8},
         "engines": made,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from vllm_fleet.checks.access import check_access
 from vllm_fleet.checks.engines import check_arguments, check_environment, check_settings
 from vllm_fleet.checks.hosts import (
     check_addresses,
@@ -34,6 +35,7 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     check_ports(fleet, engines)
     check_external(fleet, engines)
     check_router(fleet)
+    check_access(fleet, engines)
     check_arguments(fleet)
     check_numa_nodes(fleet)
     kinds, links = list(_kinds(fleet, engines)), nvlink(fleet, engines)

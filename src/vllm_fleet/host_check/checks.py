@@ -92,6 +92,14 @@ PORTS = Check(
     "fleet_engine_port_base, fleet_front_port, fleet_control_port, fleet_router_slots, fleet_relay_port, fleet_registry_port).",
 )
 
+NFTABLES = Check(
+    "nftables",
+    "The kernel takes nftables rules, where the fleet's ports are fenced.",
+    "Without the fence engines in dev mode do not start, and others are open to whoever reaches their host.",
+    "nft(8)",
+    "Load the kernel's module nf_tables, or set fleet_fence: false where a firewall of yours does the same.",
+)
+
 # --- hosts with engines ---------------------------------------------------------------------------
 
 DOCKER_ENGINE = Check(
@@ -466,7 +474,8 @@ REACHABLE = Check(
     "Every listener of the plan is reached from every host that will dial it.",
     "A firewall between two hosts shows only at the first request, as a handshake that hangs.",
     DESIGN,
-    "Open the port between the two hosts; check routes and fleet_address.",
+    "Open the port between the two hosts; check routes and fleet_address. Where the fence refuses the address that a host "
+    "dials from, add it to fleet_controllers.",
 )
 
 CHECKS: tuple[Check, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Check))

@@ -120,6 +120,11 @@ def _cuda(host: Host) -> bool:
 
 ALWAYS = Condition("all hosts", "", lambda _: True)
 ENGINES = Condition("hosts with engines", "no engine is planned there", lambda host: bool(host.members))
+FENCED = Condition(
+    "hosts with ports that are fenced",
+    "no port is fenced there",
+    lambda host: host.plan["fence"] is not None and bool(host.planned["fence"]["ports"]),
+)
 GPU_HOSTS = Condition("hosts with CUDA engines", "no CUDA engine is planned there", _cuda)
 NVLINK = Condition(
     "hosts with CUDA engines, transport nvlink",

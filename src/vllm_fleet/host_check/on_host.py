@@ -14,6 +14,7 @@ from vllm_fleet.host_check.judging import (
     CHANNEL_HOSTS,
     ENGINES,
     FABRIC,
+    FENCED,
     GPU_HOSTS,
     LOCKED,
     NODES,
@@ -123,6 +124,15 @@ def ports(host: Host) -> Found:
                 )
     fine = f"{own} of the fleet's own, the others free"
     return each(checks.PORTS, dict.fromkeys(taken), fine)
+
+
+@on_host(checks.NFTABLES, FENCED)
+def nftables(host: Host) -> Found:
+    """The tables that are there, of whomever."""
+    if host.seen.missing("nft"):
+        return told("there is no nft yet; playbooks/fence.yml installs it")
+    tables = reading.nft_tables(host.seen.output("nft"))
+    return right(f"tables: {', '.join(tables) or 'none'}")
 
 
 # --- hosts with engines ---------------------------------------------------------------------------

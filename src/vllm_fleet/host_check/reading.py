@@ -385,6 +385,21 @@ def cdi_drivers(specifications: Mapping[str, str]) -> set[str]:
     return found
 
 
+def nft_tables(text: str) -> list[str]:
+    """The tables in `nft --json list tables`, as `FAMILY NAME`.
+
+    Raises:
+        UnreadableError: it is something else.
+
+    """
+    listed = json_of(text, "`nft --json list tables`")
+    try:
+        found = [one["table"] for one in listed["nftables"] if "table" in one]
+        return [f"{table['family']} {table['name']}" for table in found]
+    except (KeyError, TypeError):
+        raise UnreadableError(f"`nft --json list tables` printed {text[:80]!r}") from None
+
+
 def docker_info(text: str) -> Mapping[str, Any]:
     """Read `docker info --format '{{json .}}'`."""
     info = json_of(text, "`docker info`")

@@ -206,6 +206,12 @@ def test_a_host_without_docker_is_told(plan, records, ran, state):
     assert found(plan, records, Level.INFO) == {"docker": [P], "open-files": [P]}
 
 
+def test_a_host_without_nft_is_told(plan, records):
+    records[P]["observed"]["commands"]["nft"] = MISSING
+    assert found(plan, records) == {}
+    assert found(plan, records, Level.INFO) == {"nftables": [P]}
+
+
 def test_a_docker_that_failed_is_no_docker_to_come(plan, records):
     records[P]["observed"]["commands"]["docker"] = STOPPED
     command("docker_unit", "ActiveState=active", "ActiveState=failed", P)(records)

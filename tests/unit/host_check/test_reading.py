@@ -161,7 +161,7 @@ COMMANDS = sorted(healthy()[HOST]["observed"]["commands"])
 FILES = sorted(healthy()[HOST]["observed"]["files"])
 # What a check on a host reads; with none of it the check cannot pass.
 READS = {
-    "architecture": {"architecture"}, "addresses": {"address", "imex-nodes"}, "sockets": {"ports"}, "clock": {"clock"},
+    "architecture": {"architecture"}, "addresses": {"address", "imex-nodes"}, "sockets": {"ports"}, "clock": {"clock"}, "nft": {"nftables"},
     "kernel": {"systemd"}, "systemd": {"systemd"}, "page_size": {"page-size"}, "docker": {"docker", "image-space"},
     "docker_unit": {"open-files"}, "nvidia_smi": {"fabric-state", "fabric-health", "fabric-cluster", "same-fabric", "gpu-memory", "ecc", "mig", "gpu-recovery",
     "persistence", "gpu-model", "driver-loaded", "nvlinks", "nvlink-peers", "numa-balancing", "page-size", "same-gpu"},

@@ -1,5 +1,6 @@
 """Sick answers become one sentence that names the URL and what was seen."""
 
+import http.client
 import socket
 import threading
 import time
@@ -116,3 +117,19 @@ def test_events_come_as_objects_until_done():
 def test_a_stream_that_breaks_off_is_a_fault(body, seen):
     with raw_server(http_answer(body)) as url, pytest.raises(HttpError, match=seen):
         list(stream_events(url, {}, 5))
+
+
+def test_an_answer_is_whole_where_python_closes_the_socket_with_its_last_byte(monkeypatch):
+    """As 3.12.3 and 3.13 do where the peer says `Connection: close`, whatever this Python does."""
+    read1 = http.client.HTTPResponse.read1
+
+    def newer(self, n=-1):
+        result = read1(self, n)
+        if self.length == 0:
+            self._close_conn()
+        return result
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", newer)
+    answer = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n{"a": 1}'
+    with raw_server(answer) as url:
+        assert fetch_json(url) == {"a": 1}

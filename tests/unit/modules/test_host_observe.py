@@ -100,7 +100,7 @@ def test_every_command_has_a_limit_and_changes_nothing():
     for argv in {**host_observe.COMMANDS, **host_observe.OF_GPUS}.values():
         assert argv[0] in {
             "uname", "getconf", "systemctl", "ip", "ss", "timedatectl", "docker", "nvidia-smi", "journalctl", "nvidia-imex",
-            "nvidia-imex-ctl", "nvidia-ctk",
+            "nvidia-imex-ctl", "nvidia-ctk", "nft",
         }  # fmt: skip
         if argv[0] in ("systemctl", "docker", "timedatectl"):
             assert argv[1] in ("show", "--version", "info", "ps", "image")

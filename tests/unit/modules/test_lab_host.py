@@ -31,6 +31,7 @@ class FakeContainer:
             "is-system-running": systemd,
             "authorized_keys": keys,
             "ssh_host_ed25519_key.pub": HOST_KEY,
+            ":22": "LISTEN 0 128 0.0.0.0:22 0.0.0.0:*",
         }
         self.done: list[str] = []
         self.dies = False
@@ -187,7 +188,13 @@ def test_a_host_that_dies_while_starting_shows_its_log(run, labels):
 
 def test_a_host_that_hangs_is_told_with_its_state(run, labels):
     message = run(FakeClient.of(FakeContainer(labels, systemd="starting")))["msg"]
-    assert "still 'starting' after" in message
+    assert "is 'starting' and its sshd listens after" in message
+
+
+def test_a_host_whose_sshd_does_not_listen_yet_is_not_up(run, labels):
+    container = FakeContainer(labels)
+    container.answers[":22"] = ""
+    assert "is 'running' and its sshd does not listen after" in run(FakeClient.of(container))["msg"]
 
 
 def test_what_the_engine_refuses_is_told_with_the_host(run, labels):

@@ -1,6 +1,10 @@
 """What a router says about its engines, compared with what was declared; answers recorded from a real router."""
 
 import json
+import ssl
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -175,3 +179,45 @@ def test_an_engine_of_several_ranks_is_a_worker_for_each_or_one(check, router):
 def test_other_ranks_than_the_engines_are_named(check, router):
     ranks_of(router, f"{D}@0", f"{D}@2")
     assert f"{D}@1 (decode) is missing; {D}@2 (decode) is not declared" in check(**PD, ranks={D: 2})["msg"]
+
+
+def test_the_front_is_asked_with_the_key_that_a_file_holds(check, router, tmp_path):
+    key, seen = "k" * 64, []
+    (tmp_path / "front.key").write_text(f"{key}\n")
+    answer = router.server.answer
+
+    def keep(path, body):
+        seen.append(router.server.request.headers.get("Authorization"))
+        return answer(path, body)
+
+    router.server.answer = keep
+    result = check(front=True, unit=None, key_file=str(tmp_path / "front.key"))
+    assert seen == [f"Bearer {key}"] * 2
+    assert key not in json.dumps(result)
+    router.server.answer = lambda _path, _body: (401, f"no client has {key}")
+    refused = check(front=True, unit=None, key_file=str(tmp_path / "front.key"))
+    assert "answered 401" in refused["msg"]
+    assert key not in json.dumps(refused)
+
+
+def test_a_key_that_is_not_there_is_told(check, router):
+    result = check(front=True, unit=None, key_file="/nowhere/front.key")
+    assert "The front's key cannot be read from /nowhere/front.key: No such file" in result["msg"]
+    assert not router.server.asked
+
+
+def test_a_certificate_is_judged_by_the_ca_that_is_given(check, router, tmp_path):
+    program = Path(__file__).parents[3] / "roles/lab_hosts/files/certificates.py"
+    for folder in ("own", "other"):
+        subprocess.run([sys.executable, program, tmp_path / folder, "127.0.0.1"], check=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "own/front.pem")
+    router.server.socket = context.wrap_socket(router.server.socket, server_side=True)
+    url = router.server.url.replace("http:", "https:")
+    assert not check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem")).get("failed")
+    for ca in (None, str(tmp_path / "other/ca.pem")):
+        message = check(front=True, unit=None, url=url, ca=ca)["msg"]
+        assert "has a certificate that cannot be believed" in message
+    elsewhere = url.replace("127.0.0.1", "localhost")
+    message = check(front=True, unit=None, url=elsewhere, ca=str(tmp_path / "own/ca.pem"))["msg"]
+    assert "Hostname mismatch" in message

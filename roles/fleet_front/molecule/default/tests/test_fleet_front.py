@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import ssl
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from lab import FRONT, assert_running, complete, converge, fetch, host, other, router_slot, run
+from lab import FRONT, ROOT, assert_running, complete, converge, fetch, host, other, refused, router_slot, run
 
 GATE = "rack1-router"
 CONFIG = "/etc/haproxy/haproxy.cfg"
@@ -89,4 +93,44 @@ def test_a_switch_loses_no_request_and_stays_after_a_restart() -> None:
         converge("fleet_front")
         converge("vllm_router")  # retires what is not in use
     assert serving() == {old}
+    assert complete(FRONT)["usage"]["completion_tokens"] == 1
+
+
+def test_a_certificate_that_haproxy_does_not_take_changes_nothing(tmp_path: Path) -> None:
+    without_key = tmp_path / "ca.pem"
+    without_key.write_text((ROOT / ".lab/ca.pem").read_text())
+    before = processes()
+    assert "failed to validate" in refused("fleet_front", fleet_front_tls_certificate=str(without_key))
+    assert not host(GATE).file("/etc/haproxy/vllm-fleet.pem").exists
+    assert processes() == before
+    assert complete(FRONT)["usage"]["completion_tokens"] == 1
+
+
+def test_certificate_and_clients_come_and_go() -> None:
+    key = "a-key-of-the-test-of-this-role"
+    hashes = {"tester": hashlib.sha256(key.encode()).hexdigest()}
+    secured = {
+        "fleet_front_tls_certificate": str(ROOT / ".lab/front.pem"),
+        "fleet_front_client_keys": hashes,
+    }
+    assert converge("fleet_front", **secured).changed(GATE) > 0
+    try:
+        assert converge("fleet_front", **secured).changed(GATE) == 0
+        for name, mode, group in (
+            ("/etc/haproxy/vllm-fleet.pem", 0o640, "haproxy"),
+            ("/etc/haproxy/vllm-fleet-clients.map", 0o640, "haproxy"),
+            ("/etc/vllm-fleet/front.key", 0o600, "root"),
+        ):
+            file = host(GATE).file(name)
+            assert (file.user, file.group, file.mode) == ("root", group, mode)
+        request = urllib.request.Request(
+            f"{FRONT.replace('http:', 'https:')}/v1/models", headers={"Authorization": f"Bearer {key}"}
+        )
+        context = ssl.create_default_context(cafile=ROOT / ".lab/ca.pem")
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+            assert answer.status == 200
+    finally:
+        converge("fleet_front")
+    left = "ls /etc/haproxy/vllm-fleet.pem /etc/haproxy/*.map /etc/vllm-fleet/front.key 2>/dev/null || true"
+    assert run(GATE, left) == ""
     assert complete(FRONT)["usage"]["completion_tokens"] == 1

@@ -297,3 +297,26 @@ def test_a_broken_package_ends_it(base, tmp_path):
     broken.write_bytes(b"no package")
     with tarfile.open("rootfs.tar", "w") as archive, pytest.raises(SystemExit, match=r"x.deb cannot be read"):
         base.unpack(broken, {}, set(), archive)
+
+
+# --- images/pd-relay ----------------------------------------------------------------------------------------------
+
+
+def test_the_relays_layer_is_the_same_on_any_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPEC", json.dumps(SPEC))
+    monkeypatch.setenv("VARIANT", "arm64")
+    relay = load(ROOT / "images/pd-relay/prepare")
+    for name, mode in (("module.py", 0o600), ("library.so", 0o711)):
+        (tmp_path / name).write_text(name)
+        (tmp_path / name).chmod(mode)
+    packed = []
+    for moment in (1, 2_000_000_000):
+        for path in tmp_path.glob("*.*"):
+            os.utime(path, (moment, moment))
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as archive:
+            for path in sorted(tmp_path.glob("*.*")):
+                archive.add(path, path.name, filter=relay.same_everywhere)
+            assert [(info.mode, info.uid, info.uname) for info in archive] == [(0o755, 0, ""), (0o644, 0, "")]
+        packed.append(layer.getvalue())
+    assert packed[0] == packed[1]

@@ -69,9 +69,11 @@ e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
 cross: setup  ## An arm64 image of small wheels, built on this machine and broken on purpose
 	pytest tests/images
 
-benchmark: setup  ## How long validating and planning take, and how they grow
+benchmark: setup  ## How long validating, planning and controlling take; what router and relay add to a request
 	python benchmarks/validate.py
 	python benchmarks/plan.py
+	python benchmarks/rollout.py
+	python benchmarks/relay.py
 
 bundle: setup  ## One file that deploys a fleet without a network: make bundle INVENTORY=inventory/mine
 	@scripts/bundle --inventory $(INVENTORY)

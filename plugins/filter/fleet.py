@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -13,6 +13,7 @@ from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.problems import Problems, plain, text_of
 from vllm_fleet.proof import proof_pairs, proof_rounds
 from vllm_fleet.registration import compare_registrations, registration
+from vllm_fleet.relay import relay_arguments
 from vllm_fleet.routing import router_arguments
 from vllm_fleet.status import learned, status_rows, status_table
 
@@ -111,11 +112,12 @@ def fleet_expected_external(plan: Any) -> list[dict[str, Any]]:
     return expected_external(plain(plan))
 
 
-def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
+def fleet_status_table(plan: Any, hostvars: Any, workers: Any, states: Any = ()) -> list[str]:
     name = "fleet_status_table"
     _require_plan(plan, name)
     _require(hostvars, Mapping, name, "a mapping of hosts to what playbooks/status.yml learned there")
     _require(workers, list, name, "the router's workers as a list")
+    _require(states, Sequence, name, "the engines' states as a list")
     hosts = {}
     for host, variables in hostvars.items():
         _require(variables, Mapping, name, f"a mapping as the variables of {host}")
@@ -123,7 +125,7 @@ def fleet_status_table(plan: Any, hostvars: Any, workers: Any) -> list[str]:
             local = variables["ansible_facts"].get("ansible_local", {})
             results = [variables[register]["results"] for register in ("status_units", "status_health")]
             hosts[plain(host)] = learned(plain(local), *plain(results))
-    return status_table(status_rows(plain(plan), hosts, plain(workers)))
+    return status_table(status_rows(plain(plan), hosts, plain(workers), plain(states)))
 
 
 def fleet_changes(plan: Any, hostvars: Any, workers: Any) -> list[str]:
@@ -210,6 +212,15 @@ def fleet_router_arguments(plan: Any, slot: Any) -> list[str]:
         raise AnsibleFilterError(f"fleet_router_arguments: the plan has no {error}.") from None
 
 
+def fleet_relay_arguments(plan: Any, host: Any) -> list[str]:
+    _require_plan(plan, "fleet_relay_arguments")
+    _require(host, str, "fleet_relay_arguments", "the host's name")
+    try:
+        return relay_arguments(plain(plan), plain(host))
+    except KeyError as error:
+        raise AnsibleFilterError(f"fleet_relay_arguments: the plan has no {error}.") from None
+
+
 def fleet_gpu_memory(plan: Any, member: Any, result: Any, limit: Any) -> dict[str, Any]:
     name = "fleet_gpu_memory"
     _require_plan(plan, name)
@@ -253,6 +264,7 @@ class FilterModule:
                 fleet_host_check,
                 fleet_host_questions,
                 fleet_host_recordings,
+                fleet_relay_arguments,
                 fleet_router_arguments,
                 fleet_status_table,
             )

@@ -1,4 +1,4 @@
-"""The command line `vllm-fleet`. Touches no host."""
+"""The command line `vllm-fleet`. Only `rollout` touches hosts: it calls their engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ What the rule finds is then told with that reason and refuses nothing. `tests/ba
 that the rule refuses; what would be right is written beside the wrong line."""
 
 app = typer.Typer(
-    help="Judges an Ansible inventory of vLLM engines and shows what would be deployed. Touches no host.",
+    help="Judges an Ansible inventory of vLLM engines, shows what would be deployed, and controls what runs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -403,6 +403,90 @@ def _places(engine: dict[str, Any], members: dict[str, dict[str, Any]]) -> tuple
 def _numbers(numbers: list[int]) -> str:
     """Consecutive numbers as first-last."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+
+@app.command()
+def rollout(
+    action: Annotated[
+        str,
+        typer.Argument(
+            help="status, pause, resume, sleep, wake, abort, reset, peers, weights_info, prepare_update or "
+            "set_version."
+        ),
+    ],
+    version: Annotated[
+        str | None, typer.Argument(help="Of set_version: what the weights are called.")
+    ] = None,
+    inventory: Annotated[
+        list[str] | None,
+        typer.Option("--inventory", "-i", help="Inventory file or directory; may be given several times."),
+    ] = None,
+    plan_file: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="FILE", help="What `vllm-fleet plan --json` printed; - is stdin."),
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="Of pause and sleep: keep (as it is), wait or abort requests that run.")
+    ] = None,
+    level: Annotated[
+        int | None, typer.Option(help="Of sleep: 1 (as it is) or 2, which throws the weights away.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option(help="Of wake: weights, kv_cache; may be given twice. Both as it is.")
+    ] = None,
+    recompute: Annotated[  # noqa: FBT002
+        bool, typer.Option("--recompute", help="Of reset: compute requests that run again.")
+    ] = False,
+    allow_mixed: Annotated[  # noqa: FBT002
+        bool, typer.Option("--allow-mixed", help="Of resume and prepare_update: weights of several versions.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one call may take; fleet_control_timeout as it is.")
+    ] = None,
+    extra_vars: ExtraVars = None,
+    vault_password_file: VaultFiles = None,
+    as_json: Json = False,  # noqa: FBT002
+) -> None:
+    """Pause, sleep, wake or resume all engines, in order. Exit 0: all are there, 1: not, 2: wrong usage."""
+    from vllm_fleet.rollout import Fleet, Rollout, RolloutError
+
+    if (inventory is None) == (plan_file is None):
+        raise typer.BadParameter("give either an inventory (-i) or a plan (--plan).")
+    options = {"version": version, "mode": mode, "level": level, "tags": tags or None}
+    options |= {"recompute": recompute or None, "allow_mixed": allow_mixed or None}
+    if plan_file is not None:
+        document = _read_plan(plan_file)
+    else:
+        document, found = _plan(inventory or [], extra_vars, vault_password_file, as_json)
+        if document is None:
+            _finish(found, as_json, {})
+
+    def progress(line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    try:
+        result = Rollout(Fleet.from_plan(document), timeout, progress).perform(action, options)
+    except RolloutError as error:
+        raise typer.BadParameter(str(error)) from None
+    except KeyboardInterrupt:
+        sys.stderr.write(f"Interrupted. Calls that were made go on; run {action} again to finish it.\n")
+        raise typer.Exit(PROBLEMS) from None
+    if as_json:
+        sys.stdout.write(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write("\n".join(result.lines()) + "\n")
+    raise typer.Exit(RIGHT if result.ok else PROBLEMS)
+
+
+def _read_plan(file: str) -> Any:
+    try:
+        return json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise typer.BadParameter(
+            f"{file} is not JSON; `vllm-fleet plan -i INVENTORY --json` prints a plan."
+        ) from None
 
 
 def main() -> None:

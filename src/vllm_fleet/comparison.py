@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from vllm_fleet.problems import HIDDEN, SECRET_NAME, shown
 from vllm_fleet.registration import registered_engines, registration
+from vllm_fleet.relay import relay_arguments, relay_hosts
 from vllm_fleet.routing import engine_url, router_arguments
 
 type Action = Literal["start", "stop", "restart", "router", "prove", "none"]
@@ -62,6 +63,7 @@ JUDGED = frozenset(
         "kv_transport",
         "mode",
         "model",
+        "relay",
         "router",
         "schema",
         "warnings",
@@ -74,9 +76,9 @@ JUDGED = frozenset(
 class Change:
     """One thing that would be done, and why.
 
-    `engine` is an engine's name, or `router`, `proof` or `fleet`. Actions: `start`, `stop` and `restart` of
-    an engine with all its members; `router`; `prove`, named once for all engines; `none` for what differs and
-    restarts nothing.
+    `engine` is an engine's name, or `router`, `relay`, `proof` or `fleet`. Actions: `start`, `stop` and
+    `restart` of an engine with all its members, or of the relays; `router`; `prove`, named once for all
+    engines; `none` for what differs and restarts nothing.
     """
 
     engine: str
@@ -110,6 +112,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         if not engine["external"] and (name not in after or after[name]["external"]):
             changes.append(Change(name, "stop", ("no longer in the inventory",)))
     changes += _compare_routers(old, new)
+    changes += _compare_relays(old, new)
     changes += _proof(changes, after)
     rest = [{key: value for key, value in plan.items() if key not in JUDGED} for plan in (old, new)]
     rest = [part | {"timeouts": {**part["timeouts"], "request": None}} for part in rest]
@@ -274,6 +277,17 @@ def _compare_routers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     if before["url"] != after["url"]:
         reasons.append(f"clients need the new URL: {before['url']} -> {after['url']}")
     return [Change("router", "router", tuple(reasons))] if reasons else []
+
+
+def _compare_relays(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Relays start, stop and restart alone; what they were asked for meanwhile is lost."""
+    before, after = ({host: relay_arguments(plan, host) for host in relay_hosts(plan)} for plan in (old, new))
+    reasons = [f"new on {host}" for host in after if host not in before]
+    reasons += [f"no longer on {host}" for host in before if host not in after]
+    reasons += [
+        f"its arguments on {host}" for host in after if host in before and before[host] != after[host]
+    ]
+    return [Change("relay", "restart", tuple(reasons))] if reasons else []
 
 
 def _differing_urls(name: str, old: Sequence[str], new: Sequence[str]) -> list[str]:

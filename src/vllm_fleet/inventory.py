@@ -20,6 +20,7 @@ from vllm_fleet.profile import Profile
 PREFIX = "fleet_"
 ROUTER_GROUP = "router"
 REGISTRY_GROUP = "registry"
+RELAY_GROUP = "relay"
 
 type IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 type Accelerator = Literal["cuda", "cpu"]
@@ -308,6 +309,9 @@ class FleetVars(_Model):
     router_slots: RouterSlots = RouterSlots()
     router_args: dict[ArgName, RouterArg] = {}
     registry_port: PortNumber = 5000
+    relay_port: PortNumber = 30020
+    relay_architecture: Literal["amd64", "arm64"] | None = None
+    """What the hosts of the group relay are; None: what the engines' are."""
     start_timeout: Seconds = 1200
     request_timeout: Seconds | None = None
     """None: the profile's."""
@@ -433,6 +437,11 @@ class Fleet:
         return self.groups.get(ROUTER_GROUP, [])
 
     @property
+    def relays(self) -> list[str]:
+        """Hosts of the group `relay`: the relay is off without one."""
+        return self.groups.get(RELAY_GROUP, [])
+
+    @property
     def registries(self) -> list[str]:
         """Hosts of the group `registry`; none where the image goes another way."""
         return self.groups.get(REGISTRY_GROUP, []) if self.vars.image_source == "registry" else []
@@ -487,7 +496,7 @@ def read(hosts: Mapping[str, Mapping[str, Any]], groups: Mapping[str, Sequence[s
     )
     _check_model_path(fleet, values.get("model"))
     _check_router_args(fleet, values.get("router_args"))
-    used = [*fleet.routers, *fleet.registries]
+    used = [*fleet.routers, *fleet.registries, *fleet.relays]
     for name, raw_pool in (raw_pools if isinstance(raw_pools, dict) else {}).items():
         path = ("fleet_pools", name)
         _check_pool_contents(raw_pool, path, raw, problems)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_fleet.relay import relay_hosts
+
 LETTERS = {"prefill": "P", "decode": "D", "mixed": "M"}
 
 # --- Mermaid --------------------------------------------------------------------------------------
@@ -524,6 +526,7 @@ class _Drawing:
         """What a host without engines is for."""
         router, registry = self.plan["router"], self.plan["registry"]
         jobs = ["router"] if router["host"] == host else []
+        jobs += [f"relay {self.plan['relay']['port']}"] if host in relay_hosts(self.plan) else []
         jobs += [f"registry {registry['port']}"] if registry and registry["host"] == host else []
         return f": {', '.join(jobs)}" if jobs else ""
 

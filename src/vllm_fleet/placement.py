@@ -116,8 +116,8 @@ def place(fleet: Fleet) -> list[Engine]:
     engines: list[Engine] = []
     known = record(fleet.vllm_version)
     for name, pool in fleet.pools.items():
-        hosts, shared = fleet.groups.get(pool.hosts, []), arguments(pool.args)
-        shared = _of_profile(fleet, shared) | shared
+        hosts = fleet.groups.get(pool.hosts, [])
+        shared = profile.arguments(fleet.vars.profile, fleet.vars.accelerator) | arguments(pool.args)
         shared_written = config_file(known, shared)
         position = 0
         while position < len(hosts):
@@ -163,11 +163,6 @@ def place(fleet: Fleet) -> list[Engine]:
                 rules.TOO_MANY_GPUS, what, path=(GPUS,), value=limit, host=host_name, source=host.raw[GPUS]
             )
     return engines
-
-
-def _of_profile(fleet: Fleet, written: Mapping[str, Any]) -> dict[str, Any]:
-    v = fleet.vars
-    return profile.arguments(v.profile, accelerator=v.accelerator, written=written)
 
 
 def _check_shape(
@@ -344,6 +339,8 @@ def ports(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, list[tuple[int, 
             path = ("fleet_router_slots", name)
             uses[host].append((slot.port, f"router {name}", (*path, "port")))
             uses[host].append((slot.metrics_port, f"metrics of router {name}", (*path, "metrics_port")))
+    for host in fleet.relays:
+        uses[host].append((fleet.vars.relay_port, "relay", ("fleet_relay_port",)))
     for host in fleet.registries:
         uses[host].append((fleet.vars.registry_port, "registry", ("fleet_registry_port",)))
     return uses

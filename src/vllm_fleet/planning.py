@@ -143,8 +143,25 @@ def _plan(fleet: Fleet, engines: Sequence[Engine]) -> dict[str, Any]:
             },
             "args": dict(sorted(placement.arguments(v.router_args).items())),
         },
+        "relay": _relay(fleet),
         "registry": _registry(fleet),
         "warnings": [problem.as_dict() for problem in fleet.problems.warnings],
+    }
+
+
+def _relay(fleet: Fleet) -> dict[str, Any] | None:
+    """The relay, host -> URL; None where the inventory has no group of it."""
+    if not fleet.relays:
+        return None
+    architecture = fleet.vars.relay_architecture or IMAGE_ARCHITECTURES[fleet.image_variant]
+    port = fleet.vars.relay_port
+    return {
+        "port": port,
+        "urls": {
+            host: f"http://{placement.authority(placement.address(fleet, host), port)}"
+            for host in fleet.relays
+        },
+        "image": {"name": "pd-relay", "variant": architecture, "architecture": architecture},
     }
 
 
@@ -229,6 +246,7 @@ def _groups(fleet: Fleet, members: Mapping[str, Any]) -> list[list[str]]:
     return [
         *([host, "fleet_engines"] for host in fleet.hosts if members[host]),
         *([host, "fleet_router"] for host in fleet.routers),
+        *([host, "fleet_relay"] for host in fleet.relays),
         *([host, "fleet_registry"] for host in fleet.registries),
         *([host, "fleet_image_builder"] for host in fleet.groups.get("image_builder", [])),
     ]

@@ -6,7 +6,6 @@ itself with its own arguments), vLLM 0.32.0 and 0.33.0, vllm-router 0.1.17.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 type Profile = Literal["serving", "rl"]
@@ -38,13 +37,12 @@ ROUTER_FLAGS: dict[Profile, dict[str, Any]] = {
 """Where the router's flags follow from the profile; `fleet_router_args` still wins."""
 
 
-def arguments(profile: Profile, *, accelerator: str, written: Iterable[str]) -> dict[str, Any]:
+def arguments(profile: Profile, accelerator: str) -> dict[str, Any]:
     """Arguments of `vllm serve` that a pool has unless its `args` say otherwise.
 
     Args:
         profile: the fleet's.
         accelerator: cuda or cpu; sleep mode exists on cuda alone.
-        written: the names in the pool's `args`; `weight_transfer_config.backend` stands for its mapping.
 
     """
     if profile == "serving":
@@ -56,5 +54,4 @@ def arguments(profile: Profile, *, accelerator: str, written: Iterable[str]) -> 
     }
     if accelerator == "cuda":
         found["enable_sleep_mode"] = True
-    heads = {name.partition(".")[0] for name in written}
-    return {name: value for name, value in found.items() if name not in heads}
+    return found

@@ -140,6 +140,13 @@ MIXED_WITH_PD = Rule(
     ROUTER,
     "Give all pools role mixed, or none.",
 )
+RELAY_NEEDS_PD = Rule(
+    "relay-pairs",
+    "The group `relay` is only there with prefill and decode pools.",
+    "The relay sends each request to a prefill and then to a decode; ordinary engines need neither.",
+    DESIGN,
+    "Remove the group relay, or give the pools the roles prefill and decode.",
+)
 ROUTER_GROUP = Rule(
     "one-router",
     "The group `router` has exactly one host.",
@@ -472,7 +479,7 @@ PORT_COLLISION = Rule(
     "The second process could not bind it.",
     DESIGN,
     "Move one of the two: fleet_http_port_base, fleet_side_channel_port_base, fleet_engine_port_base, "
-    "fleet_front_port, fleet_router_slots or fleet_registry_port.",
+    "fleet_front_port, fleet_control_port, fleet_router_slots, fleet_relay_port or fleet_registry_port.",
 )
 PORT_STRIDE = Rule(
     "port-stride",

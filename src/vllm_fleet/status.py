@@ -10,6 +10,8 @@ from vllm_fleet.registration import compare_registrations, own_engines, register
 from vllm_fleet.routing import engine_url
 
 HEADINGS = ("engine", "host", "TP", "registered", "unit", "health", "router")
+ROLLOUT_HEADINGS = ("state", "weights")
+"""What engines of the profile rl have besides."""
 NOT_REACHED: Mapping[str, Mapping[str, str]] = {"local": {}, "units": {}, "health": {}}
 
 
@@ -47,7 +49,10 @@ def _health(status: int, message: str) -> str:
 
 
 def status_rows(
-    plan: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], workers: Iterable[Mapping[str, Any]]
+    plan: Mapping[str, Any],
+    hosts: Mapping[str, Mapping[str, Any]],
+    workers: Iterable[Mapping[str, Any]],
+    states: Iterable[Mapping[str, Any]] = (),
 ) -> list[dict[str, str]]:
     """One row an engine or headless member: those declared in plan order, then those only their host knows.
 
@@ -55,6 +60,7 @@ def status_rows(
         plan: the plan.
         hosts: host -> what was `learned` there; hosts that could not be reached are missing.
         workers: what the router's /workers lists; empty where no router answers.
+        states: of a fleet of the profile rl, the engines in the result of `Rollout.status` as JSON.
 
     """
     facts = {host: told["local"] for host, told in hosts.items()}
@@ -65,6 +71,7 @@ def status_rows(
             router[url] = "unhealthy"
         router.setdefault(url, "healthy")
     registered = registered_engines(facts)
+    by_name = {state["name"]: state for state in states}
     rows = []
     for engine in own_engines(plan):
         place = engine["head"], engine["name"]
@@ -79,6 +86,7 @@ def status_rows(
                 "unit": told["units"].get(engine["name"], "host not reached"),
                 "health": told["health"].get(engine["name"], "host not reached"),
                 "router": router.get(engine["url"], "unknown" if router else "no router"),
+                **_rollout(plan, by_name.get(engine["name"], {})),
             }
         )
         rows += [
@@ -101,9 +109,16 @@ def status_rows(
     return rows + [undeclared | stale for stale in stale_engines(plan, facts)]
 
 
+def _rollout(plan: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
+    if plan["profile"] != "rl":
+        return {}
+    return {"state": state.get("state") or "unknown", "weights": state.get("weight_version") or ""}
+
+
 def status_table(rows: list[dict[str, str]]) -> list[str]:
-    """The rows as aligned lines, with headings."""
-    lines = [HEADINGS, *([row[heading] for heading in HEADINGS] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    """The rows as aligned lines, with headings; those of the profile rl where a row has them."""
+    headings = [*HEADINGS, *(heading for heading in ROLLOUT_HEADINGS if any(heading in row for row in rows))]
+    lines = [headings, *([row.get(heading, "") for heading in headings] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     padded = ([word.ljust(width) for word, width in zip(line, widths, strict=True)] for line in lines)
     return ["  ".join(words).rstrip() for words in padded]

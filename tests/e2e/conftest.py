@@ -159,3 +159,9 @@ def write_inventory(parent: Path, hosts: Any = None, **variables: Any) -> Path:
 def changed_inventory(tmp_path: Path):
     """Make such an inventory."""
     return functools.partial(write_inventory, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def rl_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lab's with `fleet_profile: rl`: one for all tests that need it, so that its engines start once."""
+    return write_inventory(tmp_path_factory.mktemp("rl"), fleet_profile="rl")

@@ -88,6 +88,7 @@ def plan(
             "workers": urls["mixed"],
             "args": {},
         },
+        "relay": None,
         "registry": {"host": router, "address": addresses[router], "port": 5000},
         "warnings": [],
     } | more  # fmt: skip

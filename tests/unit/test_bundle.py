@@ -20,7 +20,9 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ID = "sha256:0123456789abcdef"
 TAG = "vllm-fleet/vllm-nixl:cpu-c0ffee"
-SAVED = os.urandom(3000)
+RELAY_ID = "sha256:76543210fedcba98"
+RELAY_TAG = "vllm-fleet/pd-relay:amd64-decade"
+SAVED = os.urandom(3000) + b"E"
 
 # An engine whose images are files, named after their tags, with their ids; what it saves is the file `saved`.
 DOCKER = """\
@@ -28,13 +30,15 @@ DOCKER = """\
 cd "$(dirname "$0")/engine" || exit
 case "$1 $2" in
     "image inspect") for tag; do :; done; cat "$(echo "$tag" | tr / _)" 2>/dev/null ;;
-    save*) [ -e saved ] || { echo "no such image" >&2; exit 1; }; cat saved ;;
-    load*) gunzip > loaded && cp id "$(cat tag)" ;;
+    save*) [ -e saved ] || { echo "no such image" >&2; exit 1; }; cat saved; case "$2" in */pd-relay:*) printf R ;; esac ;;
+    # The tests' images differ in the last letter of what is saved.
+    load*) gunzip > loaded && case "$(tail -c 1 loaded)" in R) cp relay-id "$(cat relay-tag)" ;; *) cp id "$(cat tag)" ;; esac ;;
 esac
 """
 BUILD = """\
 import json, sys
-json.dump([{"name": "vllm-nixl", "variant": "cpu", "tag": TAG, "id": ID, "changed": False}], sys.stdout)
+tag, id = (RELAY_TAG, RELAY_ID) if "pd-relay:amd64" in sys.argv else (TAG, ID)
+json.dump([{"name": "-", "variant": "-", "tag": tag, "id": id, "changed": False}], sys.stdout)
 """
 OTHER = """\
 import json, pathlib, sys
@@ -68,11 +72,13 @@ class Repository:
         (self.engine / "saved").write_bytes(SAVED)
         (self.engine / "tag").write_text(TAG.replace("/", "_"))
         (self.engine / "id").write_text(f"{ID}\n")
+        (self.engine / "relay-tag").write_text(RELAY_TAG.replace("/", "_"))
+        (self.engine / "relay-id").write_text(f"{RELAY_ID}\n")
         self.program("docker", DOCKER)
         for name in ("scripts/bundle", "scripts/install", "roles/container_image/files/save-image"):
             self.write(name, (ROOT / name).read_text()).chmod(0o755)
         self.write("scripts/setup", "#!/bin/sh\necho set up >&2\n").chmod(0o755)
-        known = names(TAG=TAG, ID=ID)
+        known = names(TAG=TAG, ID=ID, RELAY_TAG=RELAY_TAG, RELAY_ID=RELAY_ID)
         self.write("images/build", known + BUILD)
         self.write("roles/container_image/files/other-image", known + OTHER)
         self.write("images/fetch-wheels", FETCH)
@@ -287,6 +293,30 @@ def test_a_bundle_installs_once_and_takes_being_installed_again(repository):
     assert again.returncode == 0
     assert f"the image {TAG} is there" in again.stderr
     assert not (repository.engine / "loaded").exists()
+
+
+def test_the_relays_image_goes_with_the_engines_where_the_inventory_has_a_relay(repository):
+    inventory = repository.inventory(fleet_image_source="archive")
+    hosts = yaml.safe_load((inventory / "hosts.yml").read_text())
+    hosts["all"]["children"]["relay"] = {"hosts": {"rack1-router": None}}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    folder = repository.packed(inventory=inventory)
+    assert sorted(path.name for path in (folder / ".state/archives").iterdir()) == [
+        "0123456789ab",
+        "76543210fedc",
+    ]
+    done = repository.install(folder)
+    assert done.returncode == 0, done.stderr
+    for tag in (TAG, RELAY_TAG):
+        assert f"loading the image {tag}" in done.stderr
+    again = repository.install(folder)
+    for tag in (TAG, RELAY_TAG):
+        assert f"the image {tag} is there" in again.stderr
+    (repository.engine / RELAY_TAG.replace("/", "_")).unlink()
+    (repository.engine / "relay-id").write_text("sha256:fedcba\n")
+    refused = repository.install(folder)
+    assert refused.returncode == 1
+    assert f"docker loaded {RELAY_TAG}, but with another id than {RELAY_ID}" in refused.stderr
 
 
 def flip(path: Path) -> None:

@@ -33,6 +33,7 @@ EXPECTED: dict[str, tuple[dict[Kind, int], int, list[str]]] = {
     ),
     "gb200-two-trays": ({("prefill", 4, 1, 1, 4, False): 1, ("decode", 4, 1, 1, 4, False): 1}, 2, []),
     "two-engines-a-tray": ({("prefill", 2, 1, 1, 2, False): 4, ("decode", 2, 1, 1, 2, False): 4}, 4, []),
+    "rl-rollouts": ({("prefill", 1, 1, 1, 1, False): 4, ("decode", 1, 4, 1, 4, True): 1}, 2, []),
     "gb200-wide-ep": ({("prefill", 1, 4, 1, 4, True): 2, ("decode", 1, 64, 16, 64, True): 1}, 18, []),
 }
 # fmt: on

@@ -194,3 +194,27 @@ def test_members_and_engines_of_others_have_rows_of_their_own():
     assert rows["decode-b-0.1"]["unit"].startswith("active/running")
     assert rows["decode-b-0"]["unit"] == "host not reached"
     assert (rows["theirs"]["host"], rows["theirs"]["TP"]) == ("external", "4")
+
+
+STATES = [
+    {"name": P, "state": "asleep 2", "weight_version": "step-7"},
+    {"name": D, "state": None, "weight_version": None},
+]
+
+
+def test_a_fleet_for_rl_shows_what_its_engines_are_in(hosts, workers):
+    plan = lab().everywhere(fleet_profile="rl").plan()
+    lines = status_table(status_rows(plan, hosts, workers, STATES))
+    assert lines[0].endswith("health  router   state     weights")
+    assert lines[1].endswith("ok      healthy  asleep 2  step-7")
+    assert lines[2].endswith("ok      healthy  unknown")
+    assert status_table(status_rows(plan, hosts, workers))[1].endswith("unknown")
+
+
+def test_the_filter_takes_the_states(plan):
+    plan = lab().everywhere(fleet_profile="rl").plan()
+    assert "asleep 2  step-7" in FILTER(plan, {}, [], STATES)[1]
+
+
+def test_a_fleet_for_serving_has_no_such_columns(plan, hosts, workers):
+    assert "state" not in status_table(status_rows(plan, hosts, workers, STATES))[0]

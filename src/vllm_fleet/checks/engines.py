@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vllm_fleet import arguments, placement, rules
+from vllm_fleet import arguments, placement, profile, rules
 from vllm_fleet.inventory import OWNED_ENV, Fleet, is_owned
 from vllm_fleet.placement import Engine
 from vllm_fleet.problems import SECRET_NAME, Path, Rule, is_vaulted, origin_at
@@ -169,6 +169,9 @@ def check_environment(fleet: Fleet, engine: Engine, links: Nvlink) -> None:
         segments = "expandable_segments:true" in engine.env.get(name, "").replace(" ", "").lower()
         if segments and transfers and not has_fabric_memory(engine, over_hosts=links.over_hosts):
             refuse(rules.EXPANDABLE_SEGMENTS, f"the engine is a {engine.role}", name)
+    for name, value in profile.ENVIRONMENT[v.profile].items():
+        if engine.env.get(name, value) != value:
+            refuse(rules.OWNED_ENVIRONMENT, f"fleet_profile {v.profile} sets it to {value}", name)
     _check_secrets(fleet, engine)
 
 

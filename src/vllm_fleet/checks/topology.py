@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from vllm_fleet import placement, rules
 from vllm_fleet.checks.hosts import NAME
-from vllm_fleet.inventory import REGISTRY_GROUP, ROLES, ROUTER_GROUP, Fleet, usable_address
+from vllm_fleet.inventory import REGISTRY_GROUP, RELAY_GROUP, ROLES, ROUTER_GROUP, Fleet, usable_address
 from vllm_fleet.placement import GPUS, Engine
 from vllm_fleet.problems import plain
 
-PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_registry", "fleet_image_builder")
+PLAN_GROUPS = ("fleet_engines", "fleet_router", "fleet_relay", "fleet_registry", "fleet_image_builder")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 ROUTER_POLICIES = (
     "random",
@@ -114,6 +114,9 @@ def _check_roles(fleet: Fleet) -> None:
     if mixed and (prefill or decode):
         what = f"mixed: {', '.join(mixed)}; prefill or decode: {', '.join([*prefill, *decode])}"
         fleet.report(rules.MIXED_WITH_PD, what, ("fleet_pools",))
+    if mixed and fleet.relays:
+        what = f"mixed: {', '.join(mixed)}"
+        fleet.problems.add(rules.RELAY_NEEDS_PD, what, group=RELAY_GROUP, value=fleet.relays)
     if bool(prefill) != bool(decode) and not by_role["?"]:
         present, absent = ("prefill", "decode") if prefill else ("decode", "prefill")
         what = f"there is a {present} pool but no {absent} pool"

@@ -89,7 +89,7 @@ PORTS = Check(
     "An engine whose port is taken dies while it starts.",
     "vllm#25059, vllm#28498",
     "Stop that program, or move the fleet's ports (fleet_http_port_base, fleet_side_channel_port_base, "
-    "fleet_engine_port_base, fleet_front_port, fleet_router_slots, fleet_registry_port).",
+    "fleet_engine_port_base, fleet_front_port, fleet_control_port, fleet_router_slots, fleet_relay_port, fleet_registry_port).",
 )
 
 NFTABLES = Check(

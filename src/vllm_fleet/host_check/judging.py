@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +94,7 @@ class Host:
         kind, owner = reading.owner_of(cgroup)
         if kind == "container":
             name, _ = self.containers.get(owner, ("", ""))
-            return f"{name}.service" if name.startswith("vllm-engine-") else name
+            return f"{name}.service" if re.fullmatch(r"vllm-engine-.+|pd-relay", name) else name
         return owner
 
     @cached_property

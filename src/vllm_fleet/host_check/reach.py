@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from vllm_fleet.host_check.scope import KV_ROLES, builders, fabric_hosts, own_engines
+from vllm_fleet.relay import relay_hosts
 
 LOOPBACK = "127.0.0.1"
 REGISTRY_UNIT = "docker-registry.service"
+RELAY_UNIT = "pd-relay.service"
 IMEX_PORT, IMEX_UNIT = 50000, "nvidia-imex.service"
 
 
@@ -51,6 +53,8 @@ def listeners(plan: Mapping[str, Any], host: str) -> list[Listener]:
                 Listener(host, LOOPBACK, ports["port"], f"router {slot}", unit),
                 Listener(host, LOOPBACK, ports["metrics_port"], f"metrics of router {slot}", unit),
             ]
+    if host in relay_hosts(plan):
+        found.append(Listener(host, address, plan["relay"]["port"], "relay", RELAY_UNIT))
     if plan["registry"] and host == plan["registry"]["host"]:
         found.append(Listener(host, address, plan["registry"]["port"], "registry", REGISTRY_UNIT))
     return found
@@ -63,10 +67,14 @@ def dials(plan: Mapping[str, Any]) -> Iterator[Dial]:
 
 
 def _to_engines(plan: Mapping[str, Any]) -> Iterator[Dial]:
-    """The router's host asks all engines and the front: router, proof and the last check of a deployment."""
+    """The router's host asks all engines and the front: router, proof and the last check of a deployment.
+
+    A relay's host asks all engines.
+    """
     router = plan["router"]["host"]
-    for engine in plan["engines"]:
-        yield Dial(router, _external(engine) if engine["external"] else _on_head(plan, engine)[0])
+    for source in dict.fromkeys([router, *relay_hosts(plan)]):
+        for engine in plan["engines"]:
+            yield Dial(source, _external(engine) if engine["external"] else _on_head(plan, engine)[0])
     yield from (Dial(router, target) for target in _front(plan))
 
 
@@ -88,11 +96,12 @@ def _between_members(plan: Mapping[str, Any]) -> Iterator[Dial]:
 
 
 def _to_registry(plan: Mapping[str, Any]) -> Iterator[Dial]:
-    if not plan["engine_hosts"] or not plan["registry"]:
+    pulling = [*plan["engine_hosts"], *relay_hosts(plan)]
+    if not pulling or not plan["registry"]:
         return
     registry = plan["registry"]
     target = Listener(registry["host"], registry["address"], registry["port"], "registry", REGISTRY_UNIT)
-    for source in dict.fromkeys([*plan["engine_hosts"], *builders(plan)]):
+    for source in dict.fromkeys([*pulling, *builders(plan)]):
         yield Dial(source, target)
 
 

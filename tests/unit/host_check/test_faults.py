@@ -127,6 +127,19 @@ def test_the_fleets_own_engine_may_have_its_ports_and_gpus(plan, records):
     assert levels(plan, records, "ports")[P] is Level.PASS
 
 
+def test_the_fleets_own_relay_may_have_its_port(plan, records):
+    address, container = plan["hosts"][P]["address"], "b" * 64
+    plan = {**plan, "relay": {"port": 30020, "urls": {P: f"http://{address}:30020"}}}
+    seen = records[P]["observed"]
+    seen["commands"]["sockets"]["stdout"] += (
+        f'LISTEN 0 5 {address}:30020 0.0.0.0:* users:(("python3",pid=78,fd=3))\n'
+    )
+    seen["processes"]["78"] = {"cgroup": f"0::/system.slice/docker-{container}.scope"}
+    for name, level in (("pd-relay", Level.PASS), ("pd-relay-of-somebody", Level.FAIL)):
+        seen["commands"]["containers"]["stdout"] += f"{container} {name} sha256:{'1' * 64}\n"
+        assert levels(plan, records, "ports")[P] is level
+
+
 PROCESSES = "    Processes                                          : None\n"
 
 

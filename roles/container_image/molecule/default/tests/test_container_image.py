@@ -149,7 +149,7 @@ def test_another_architecture_is_refused_before_anything_comes_to_a_host(
         variables["builder"] = "none"
     seen = refused("container_image", only=HOST, container_image_architecture="arm64", **variables)
     if source == "build":
-        assert f"{HOST}: its docker engine is amd64, and the engines' image (base) is for arm64" in seen
+        assert f"{HOST}: its docker engine is amd64, and the image base is for arm64" in seen
         assert "Its engines were left as they are." in seen
     else:
         assert f"localhost: the image {base['tag']} is for amd64, and the hosts are arm64" in seen

@@ -1,0 +1,197 @@
+"""Control of the whole fleet while it generates: real engines, router and front; from this machine and as a playbook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import DECODE, PREFILL, ask, write_inventory
+from lab import FRONT, ROOT
+
+SLOTS = 8  # max_num_seqs of the lab's engines
+TOKENS = 3000  # some 15 s, if 8 are generated at once
+PROGRAM = ROOT / ".venv/bin/vllm-fleet"
+
+
+@pytest.fixture(scope="module")
+def rl(fleet, tmp_path_factory) -> Path:
+    """The lab's inventory with the profile rl, deployed."""
+    inventory = write_inventory(tmp_path_factory.mktemp("rl"), fleet_profile="rl")
+    fleet.deploy(inventory=inventory)
+    return inventory
+
+
+@pytest.fixture(scope="module")
+def control(rl, tmp_path_factory):
+    """`vllm-fleet rollout` as a trainer's host runs it, with a plan for an inventory; `fails` says that it must."""
+    plan = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan.write_text(
+        subprocess.run(
+            [PROGRAM, "plan", "-i", rl, "--json"], capture_output=True, check=True, text=True
+        ).stdout
+    )
+
+    def run(*words: str, fails: bool = False) -> SimpleNamespace:
+        command = [PROGRAM, "rollout", *words, "--plan", plan, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == int(fails), done.stdout + done.stderr
+        said = json.loads(done.stdout)
+        states = {engine["name"]: engine["state"] for engine in said["engines"]}
+        return SimpleNamespace(**said, states=states)
+
+    # Engines that ran before keep the version they had then.
+    run("pause")
+    run("set_version", "step-0")
+    run("resume")
+    return run
+
+
+def long_request(number: int) -> dict:
+    return {
+        "prompt": f"Story number {number} " + "and then " * 100,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+@contextmanager
+def load(clients: int):
+    """Long generations that begin with the block; afterwards `ends` counts how they ended, `texts` has their texts."""
+    seen = SimpleNamespace(ends=Counter(), texts={}, failed=[])
+
+    def generate(number: int) -> None:
+        try:
+            answer = ask(FRONT, timeout=280, **long_request(number))
+        except OSError as error:
+            seen.ends["failed"] += 1
+            seen.failed.append(f"{number}: {error} {getattr(error, 'read', bytes)()[:300]!r}")
+            return
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "length":
+            assert answer["usage"]["completion_tokens"] == TOKENS
+        seen.ends[choice["finish_reason"]] += 1
+        seen.texts[number] = choice["text"]
+
+    threads = [threading.Thread(target=generate, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2.5)  # all are with an engine, none is done
+    yield seen
+    for thread in threads:
+        thread.join(timeout=280)
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.3)
+
+
+def refused() -> str:
+    """The Retry-After that a new request gets from a front that is closed."""
+    with pytest.raises(urllib.error.HTTPError) as error:
+        ask(FRONT, prompt="Hello", max_tokens=1)
+    assert error.value.code == 503
+    assert "admission is closed" in json.load(error.value)["error"]["message"]
+    return error.value.headers["Retry-After"]
+
+
+def test_a_fleet_under_load_sleeps_wakes_and_loses_no_request(control):
+    assert control("status").states == {PREFILL: "running", DECODE: "running"}
+    with load(SLOTS) as seen:
+        paused = control("pause")
+        assert paused.states == {PREFILL: "paused", DECODE: "paused"}
+        frozen = paused.in_flight
+        asleep = control("sleep")
+        assert asleep.states == {PREFILL: "asleep 1", DECODE: "asleep 1"}
+        assert refused() == "10"
+        time.sleep(1)
+        assert control("status").in_flight == frozen
+        control("wake", "--tags", "weights")
+        control("prepare_update")
+        control("set_version", "step-1")
+        assert control("wake", "--tags", "kv_cache").admission == "closed"
+        assert refused() == "10"
+        assert control("resume").admission == "open"
+    assert (frozen, seen.ends) == (SLOTS, {"length": SLOTS}), seen.failed
+    # Frozen, put to sleep and computed again, it is what an engine says that was left alone.
+    alone = ask("http://198.18.40.5:8000", timeout=120, **long_request(0))
+    assert seen.texts[0] == alone["choices"][0]["text"]
+    after = control("weights_info")
+    assert {engine["weight_version"] for engine in after.engines} == {"step-1"}
+    assert all(engine["after"]["kv_expired"] == engine["before"]["kv_expired"] for engine in after.engines)
+
+
+def test_the_playbook_does_the_same_and_aborts_where_that_is_said(fleet, rl, control):
+    with load(SLOTS + 4) as seen:  # some wait for a slot, and their prefill for them
+        done = fleet.play("rollout", "-e", "action=sleep rollout_mode=abort rollout_level=2", inventory=rl)
+        assert done.rc == 0, done.output[-4000:]
+        assert f"{DECODE} decode 2 asleep 2 discarded" in done.words
+    assert seen.ends == {"abort": SLOTS + 4}, seen.failed
+    assert "asleep 2 discarded" in fleet.play("status", inventory=rl).words
+
+    done = fleet.play("rollout", "-e", "action=wake", inventory=rl)
+    assert done.rc != 0
+    assert "without weights" in done.words
+    control("set_version", "step-2")
+    assert fleet.play("rollout", "-e", "action=wake", inventory=rl).rc == 0
+    assert fleet.play("rollout", "-e", "action=resume", inventory=rl).rc == 0
+    assert ask(FRONT, prompt="Hello", max_tokens=4)["usage"]["completion_tokens"] == 4
+
+
+def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet, rl, control):
+    """It dies while the call waits for requests; systemd starts it again, with the weights from its disk."""
+    pausing = SimpleNamespace(result=None)
+    with load(4) as seen:
+        thread = threading.Thread(
+            target=lambda: setattr(pausing, "result", control("pause", "--mode", "wait", fails=True))
+        )
+        thread.start()
+        wait_until(lambda: control("status").admission == "closed", 30)
+        fleet.run("rack1-05", f"docker kill vllm-engine-{DECODE}")
+        thread.join(timeout=120)
+    assert seen.ends["failed"] == 4, "a decode took its requests with it"
+    result = pausing.result
+    assert (result.states, result.admission) == ({PREFILL: "paused", DECODE: None}, "closed")
+    [fault] = [engine["fault"] for engine in result.engines if engine["name"] == DECODE]
+    assert "http://198.18.40.5:8000/" in fault
+    assert result.remedy == "Run pause again to finish it, or resume to go back."
+
+    assert "Nothing was done" in control("resume", fails=True).message
+    health = ["curl", "-sf", "http://198.18.40.5:8000/health"]
+    wait_until(lambda: subprocess.run(health, check=False).returncode == 0, 150)
+    assert (
+        "step-2 in prefill-rack1-04-0; default in decode-rack1-05-0" in control("resume", fails=True).message
+    )
+    control("pause")
+    assert "several versions" in control("prepare_update", fails=True).message
+    control("prepare_update", "--allow-mixed")
+    control("set_version", "step-3")
+    assert control("resume").states == {PREFILL: "running", DECODE: "running"}
+    proved = fleet.play("prove", inventory=rl)
+    assert proved.rc == 0, proved.output[-4000:]
+    assert f"{PREFILL} -> {DECODE} passed" in proved.words
+
+
+def test_a_trainer_finds_its_peers(control):
+    said = control("peers")
+    assert [(one["name"], one["rank_offset"], one["world_size"]) for one in said.engines] == [
+        (PREFILL, 1, 1),
+        (DECODE, 2, 1),
+    ]
+    assert said.world_size == 3
+    for engine in said.engines:
+        with urllib.request.urlopen(engine["url"] + "/server_info?config_format=json", timeout=30) as answer:
+            assert json.load(answer)["vllm_config"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 import yaml
@@ -84,24 +82,12 @@ def asked(key, **body):
         return error.code, error.read().decode()
 
 
-@dataclass(frozen=True)
-class Stream:
-    """One streamed completion, and when it began and ended (seconds since 1970)."""
-
-    began: float
-    ended: float
-    status: int
-    text: str
-
-
 def stream_until_refused(key):
-    """Long streams, one after the other; the last is the one that was refused."""
+    """Status and text of long streams, one after the other; the last is the one that was refused."""
     seen = []
     for _ in range(50):
-        began = time.time()
-        status, text = asked(key, max_tokens=3000, ignore_eos=True, stream=True)
-        seen.append(Stream(began, time.time(), status, text))
-        if status != 200:
+        seen.append(asked(key, max_tokens=3000, ignore_eos=True, stream=True))
+        if seen[-1][0] != 200:
             break
     return seen
 
@@ -188,13 +174,12 @@ def test_tls_and_clients_keys_that_change_under_an_open_stream(deployed, changed
         clients(bob=BOB)
         assert [asked(key, max_tokens=4)[0] for key in (ALICE, BOB)] == [401, 200]
     *whole, refused = streams.result()
-    assert refused.status == 401
-    assert {(one.status, one.text.rstrip().rsplit("\n", 1)[-1]) for one in whole} == {(200, "data: [DONE]")}
-    changed = float(deployed.run("rack1-router", "stat -c %.9Y /etc/haproxy/vllm-fleet-clients.map"))
-    # haproxy is reloaded within a second of that.
-    assert any(one.began < changed and changed + 3 < one.ended for one in whole)
+    assert refused[0] == 401
+    assert {(status, text.rstrip().rsplit("\n", 1)[-1]) for status, text in whole} == {(200, "data: [DONE]")}
     journal = deployed.run("rack1-router", "journalctl -u haproxy --since -5min --no-pager")
-    assert "client=alice ip=198.18.40.1 method=POST path=/v1/completions status=200" in journal
+    # One stream was open when the worker that knows bob alone took over.
+    served = "client=alice ip=198.18.40.1 method=POST path=/v1/completions status=200"
+    assert served in journal.rsplit("New worker", 1)[1]
     places = "/etc/haproxy /etc/systemd /run/systemd /var/log"
     for secret in (ALICE, BOB):
         assert secret not in journal

@@ -123,7 +123,7 @@ def _exchange(
     def chunks() -> Iterator[bytes]:
         total = 0
         try:
-            # Newer Pythons (3.12.3, 3.13) close the socket with the body's last byte, where the peer closes it.
+            # Newer Pythons (3.12.3, 3.13) close the socket with the body's last byte if the peer does.
             while not response.isclosed():
                 with _Faults(url, timeout):
                     # A peer that sends a byte now and then must not outlive the time-out.

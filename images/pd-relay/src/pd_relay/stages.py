@@ -59,7 +59,7 @@ def judge(path: str, body: Mapping[str, Any]) -> None:
         if not isinstance(sampling, Mapping):
             raise RefusedError("sampling_params is not a JSON object")
     if sampling.get("n") not in (None, 1):
-        # Measured with vLLM 0.32: 3 of 4 sequences read blocks that the prefill had freed.
+        # vLLM 0.32: the tokens were right, and the prefill counted three reads after it had freed the blocks.
         raise RefusedError("n is not 1: the prefill frees the KV cache when the first of n sequences has it")
     if sampling.get("use_beam_search"):
         raise RefusedError("use_beam_search: vLLM's beam search takes no KV cache from a prefill")

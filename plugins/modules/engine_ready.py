@@ -8,6 +8,8 @@ description:
   - An engine is ready when its unit runs, C(/health) answers 200, C(/v1/models) lists the served name and one
     token has been generated. A headless member of an engine over several hosts has no HTTP; it is ready when
     its container has run for O(alive) seconds, and the engine's head is the judge of the engine.
+  - One that a trainer has paused (C(/is_paused), in dev mode) generates nothing; it is ready without, and a
+    warning says so.
   - A unit that failed, stopped or was restarted by systemd fails the module at once, with the last lines of
     its log; only an engine that is slow has the whole of O(timeout).
   - Returns after O(slice) seconds whether ready or not, so that a play can look at other hosts in between;
@@ -137,6 +139,7 @@ class Watched:
         self.container: str | None = spec["container"]
         self.served_name: str = spec["served_name"]
         self.ready = ready
+        self.paused = False
         self.seen = "not probed yet"
         self.seconds: float | None = None
         self.state: UnitState | None = None
@@ -179,7 +182,9 @@ class Watched:
         try:
             fetch(f"{self.url}/health", timeout=QUICK).expect_ok()
             self._serves_the_model()
-            self._generates_a_token()
+            self.paused = self._is_paused()
+            if not self.paused:
+                self._generates_a_token()
             self.ready = True
             self.seen = "ready"
         except HttpError as fault:
@@ -194,6 +199,10 @@ class Watched:
         names = [m.get("id") for m in models if isinstance(m, dict)] if isinstance(models, list) else []
         if self.served_name not in names:
             raise HttpError(f"{self.url}/v1/models lists {names}, not the served name {self.served_name!r}")
+
+    def _is_paused(self) -> bool:
+        answer = fetch(f"{self.url}/is_paused", timeout=QUICK)
+        return answer.status == 200 and answer.json().get("is_paused") is True
 
     def _generates_a_token(self) -> None:
         url = f"{self.url}/v1/completions"
@@ -230,6 +239,12 @@ class Wait:
             for one in self.watched:
                 self._look_at_unit(one)
             if all(one.ready for one in self.watched):
+                for one in self.watched:
+                    if one.paused:
+                        self.module.warn(
+                            f"Engine {one.engine} is paused, so it was not asked to generate. "
+                            "`vllm-fleet rollout resume` has it go on; then run playbooks/prove.yml."
+                        )
                 self.module.exit_json(ready=True, **self._outcome())
             if self.waited >= self.params["timeout"]:
                 self._too_late()

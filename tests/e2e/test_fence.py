@@ -128,10 +128,12 @@ def test_a_controller_connects_and_neither_engines_nor_admission_notice(deployed
     assert dialed(deployed) == everything(CONNECTED)
     # haproxy's own list is the router phase's.
     assert post(deployed, f"{CONTROL}/open")[0] == 403
-    assert ask(f"{CONTROL}/close", path="") == {"admission": "closed", "in_flight": 0}
     done = deployed.play("router", inventory=trainer)
     assert done.rc == 0, done.output[-4000:]
-    assert "The front admits no requests" in done.words
+    assert ask(f"{CONTROL}/close", path="") == {"admission": "closed", "in_flight": 0}
+    done = deployed.play("site", inventory=trainer)
+    assert (done.rc, sum(counters["changed"] for counters in done.recap.values())) == (2, 0)
+    assert "Admission is closed at the front" in done.words
     status, body = post(deployed, f"{FRONT}/v1/completions", model="tiny", prompt="Hello", max_tokens=1)
     assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
     assert post(deployed, f"{CONTROL}/open") == [200, {"admission": "open", "in_flight": 0}]

@@ -15,6 +15,7 @@ class FakeEngine:
         self.models = {"data": [{"id": "tiny"}]}
         self.completion = {"usage": {"completion_tokens": 1}}
         self.delay = 0.0
+        self.paused = 404, b""  # not in dev mode
         server.answer = self._answer
 
     def _answer(self, path, body):
@@ -22,6 +23,8 @@ class FakeEngine:
             return (200, b"") if self.healthy else (503, b"")
         if path == "/v1/models":
             return 200, self.models
+        if path == "/is_paused":
+            return self.paused
         time.sleep(self.delay)
         return 200, self.completion
 
@@ -62,6 +65,20 @@ def test_ready_means_one_generated_token(wait, engine, systemd):
     }
     assert result["summary"].startswith("1 of 1 engines ready")
     assert result["changed"] is False
+
+
+def test_one_that_a_trainer_paused_is_ready_without_a_token_and_told(wait, engine, systemd):
+    systemd.unit(UNIT)
+    engine.paused = 200, {"is_paused": True}
+    result = wait()
+    assert (result["ready"], engine.generations) == (True, [])
+    assert "p is paused" in str(result["warnings"])
+
+
+def test_one_in_dev_mode_that_runs_is_asked_for_a_token(wait, engine, systemd):
+    systemd.unit(UNIT)
+    engine.paused = 200, {"is_paused": False}
+    assert (wait()["ready"], len(engine.generations)) == (True, 1)
 
 
 @pytest.mark.parametrize(

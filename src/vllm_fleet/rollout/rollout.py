@@ -354,8 +354,8 @@ class Rollout:
     def _abort(self, engine: Engine) -> None:
         """End all requests of an engine.
 
-        Again and again until it counts none: one call ends those that one of its API servers has then, and the
-        routers may have sent more.
+        Again and again until it counts none: one call ends what one of its API servers has then, and the
+        routers may send more.
         """
         deadline = time.monotonic() + self.timeout
         while True:

@@ -18,6 +18,9 @@ REQUEST_TIMEOUTS: dict[Profile, int] = {"serving": 1800, "rl": 14400}
 """Seconds. A rollout of a long chain of thought takes hours; vime waits 14,400 s."""
 KV_MAPPINGS: dict[Profile, Literal["cached", "per_transfer"]] = {"serving": "cached", "rl": "per_transfer"}
 """A prefill that sleeps while a decode maps its memory frees nothing (measured on 2x H200)."""
+MOST_API_SERVERS: dict[Profile, int] = {"serving": 4, "rl": 1}
+"""Of an engine with data-parallel ranks. One of its servers takes a call to /abort_requests, and ends its own
+requests alone (vLLM 0.32.0 and 0.33.0, entrypoints/rl/online/api_router.py)."""
 ROUTER_FLAGS: dict[Profile, dict[str, Any]] = {
     "serving": {
         # Only this loop takes a dead engine out (the circuit breaker does not, for prefill and decode):

@@ -421,6 +421,14 @@ SLEEP_VERSION = Rule(
     "Remove enable_sleep_mode, or use an image with vLLM 0.33 or later.",
     overridable=True,
 )
+ONE_API_SERVER = Rule(
+    "one-api-server",
+    "With fleet_profile: rl an engine has one API server.",
+    "Each call to abort is taken by one of several, and ends the requests of that one alone: the others' go on.",
+    VLLM,
+    "Remove api_server_count.",
+    overridable=True,
+)
 NEEDS_GPU = Rule(
     "transport-needs-gpu",
     "Transport nvlink and rdma need accelerator cuda.",

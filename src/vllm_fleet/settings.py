@@ -20,7 +20,6 @@ UCX_TLS = {
 }
 CPU_DTYPE = "float32"  # bfloat16 died with SIGILL at the first forward
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-MOST_API_SERVERS = 4
 ALLOCATOR = "enable_cumem_allocator"
 NUMA_ARGS = ("numa_bind", "numa_bind_nodes", "numa_bind_cpus")
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
@@ -160,7 +159,7 @@ def serve_arguments(fleet: Fleet, engine: Engine, rank: int, links: Nvlink) -> d
     if engine.shape.dp > 1:
         # The default is one for each rank. A scrape of /metrics reads ranks x servers files inside a server;
         # with 64 of each that takes longer than Prometheus waits.
-        args["api_server_count"] = min(engine.shape.dp, MOST_API_SERVERS)
+        args["api_server_count"] = min(engine.shape.dp, profile.MOST_API_SERVERS[v.profile])
     args |= engine.written
     args |= {
         "model": v.model.path,

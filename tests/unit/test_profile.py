@@ -39,6 +39,23 @@ def test_a_trainer_can_attach_to_every_member(fleet, sleeps):
         assert member["args"].get("enable_sleep_mode", False) is sleeps
 
 
+def test_every_engine_has_one_api_server():
+    """A call to abort reaches the requests of the server that took it, and of no other."""
+    wide = rl(gpu(prefill=["p"], decode=["a"])).pool("decode", gpus=4, data_parallel_size=4)
+    [decode] = [member for member in members(wide) if member["role"] == "decode"]
+    assert decode["args"]["api_server_count"] == 1
+
+
+@pytest.mark.parametrize(("count", "rules"), [(2, ["one-api-server"]), (1, []), ("1", [])])
+def test_more_api_servers_are_refused_unless_there_is_a_reason(count, rules):
+    fleet = rl(gpu()).pool("decode", args={"api-server-count": count})
+    assert rules_of(fleet) == rules
+    if rules:
+        fleet.everywhere(fleet_rule_overrides={"one-api-server": "nothing is ever aborted here"})
+        assert members(fleet)[-1]["args"]["api_server_count"] == count
+    assert rules_of(gpu().pool("decode", args={"api-server-count": count})) == []
+
+
 def test_headless_members_are_attachable_too():
     wide = rl(gpu(prefill=["p"], decode=["a", "b"]), fleet_socket_ifname="eth0")
     wide.pool("decode", gpus=16, data_parallel_size=16)

@@ -366,6 +366,61 @@ def test_kv_that_nobody_fetched_is_told(fleet):
     assert note.startswith("prefill-1: no decode fetched the KV of 2 requests in time")
 
 
+@pytest.mark.parametrize(
+    "action", ["pause", "sleep", "wake", "abort", "reset", "prepare_update", "set_version"]
+)
+def test_admission_that_somebody_else_opens_is_seen(fleet, action):
+    """Another controller resumes while this one works."""
+    options = {"version": "step-7"} if action == "set_version" else {}
+    done(controls(fleet).pause() if action == "pause" else controls(fleet).sleep())
+    for engine in fleet.engines.values():
+        engine.answer = lambda *asked, real=engine.answer: (
+            asked[2] is None or setattr(fleet.front, "admission", "open"),
+            real(*asked),
+        )[1]
+    result = failed(
+        controls(fleet).perform(action, options),
+        f"admission is open, and {action} leaves it closed",
+        "one controller at a time, and run pause",
+    )
+    assert result.missed == ()
+
+
+def test_admission_that_somebody_else_closes_is_seen(fleet):
+    done(controls(fleet).pause())
+    real = fleet.front.answer
+
+    def closed_again(path, query, body):
+        answer = real(path, query, body)
+        fleet.front.admission = "closed"
+        return answer
+
+    fleet.front.answer = closed_again
+    failed(controls(fleet).resume(), "admission is closed, and resume leaves it open", "run resume")
+
+
+def test_wake_closes_admission_that_was_opened_while_engines_sleep(fleet):
+    """An engine that is wholly awake runs, and the others do not yet."""
+    done(controls(fleet).sleep())
+    fleet.front.admission = "open"
+    done(controls(fleet).wake())
+    assert fleet.front.admission == "closed"
+
+
+def test_wake_of_a_fleet_that_runs_does_nothing(fleet):
+    result = done(controls(fleet).wake())
+    assert (result.changed, fleet.front.admission, fleet.calls) == (False, "open", [])
+
+
+@pytest.mark.parametrize("fault", ["engine", "front"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_whatever_is_not_right_has_a_remedy(fleet, action, fault):
+    (fleet.front if fault == "front" else fleet.engines["decode-1"]).dead = True
+    result = controls(fleet, 1).perform(action, {"version": "step-7"} if action == "set_version" else {})
+    assert f"run {action} again" in result.remedy
+    assert result.lines()[-1] == result.remedy
+
+
 def test_frozen_requests_with_fetched_kv_get_a_turn_so_that_sleep_succeeds(fleet):
     fleet.engines["decode-1"].kv_held = 3
     done(controls(fleet).sleep())
@@ -402,12 +457,36 @@ def test_abort_ends_all_and_leaves_admission_as_it_was(fleet):
     assert fleet.front.admission == "closed"
 
 
-def test_abort_is_asked_again_and_gives_up_in_time(fleet, monkeypatch):
+def test_a_second_abort_says_that_admission_is_closed(fleet):
+    fleet.engines["decode-0"].answers["/abort_requests"] = (500, b"no")
+    failed(controls(fleet).abort(), "resume")
+    del fleet.engines["decode-0"].answers["/abort_requests"]
+    assert [note for note in done(controls(fleet).abort()).notes if "resume opens it" in note]
+    done(controls(fleet).resume())
+    assert not [note for note in done(controls(fleet).abort()).notes if "resume" in note]
+
+
+@pytest.mark.parametrize("action", ["abort", "pause", "sleep"])
+def test_requests_that_one_abort_does_not_reach_are_aborted_again(fleet, action, monkeypatch):
+    """Some come from the routers after it: each abort ends one of three."""
+    monkeypatch.setattr(sequences, "ABORT_AGAIN_SECONDS", 0.05)
+    engine = fleet.engines["decode-0"]
+    engine.requests = 3
+    fewer = lambda *_: setattr(engine, "requests", max(0, engine.requests - 1)) or {"status": "aborted"}  # noqa: E731
+    engine.POST = {**engine.POST, "/abort_requests": fewer}
+    done(controls(fleet).perform(action, {} if action == "abort" else {"mode": "abort"}))
+    asked = [path.split("?")[0] for name, path in fleet.calls if name == "decode-0"]
+    assert asked[:3] == ["/abort_requests"] * 3
+    assert asked.count("/abort_requests") == 3
+
+
+@pytest.mark.parametrize("action", ["abort", "pause", "sleep"])
+def test_abort_is_asked_again_and_gives_up_in_time(fleet, action, monkeypatch):
     monkeypatch.setattr(sequences, "ABORT_AGAIN_SECONDS", 0.1)
     engine = fleet.engines["decode-0"]
     engine.requests, engine.drains = 4, False
     failed(
-        controls(fleet, 1).abort(),
+        controls(fleet, 1).perform(action, {} if action == "abort" else {"mode": "abort"}),
         "decode-0",
         "still has 4 requests after 1 s",
         "Admission at the front: closed",
@@ -438,7 +517,7 @@ def test_reset_gives_up_in_time_and_says_what_to_do(fleet):
 
 def test_level_2_marks_the_weights_before_they_are_gone(fleet):
     fleet.engines["prefill-0"].dies_at = "/sleep"
-    failed(controls(fleet).sleep(2))
+    failed(controls(fleet).sleep(2), "Run sleep at level 2 again", "prepare_update", "set_version")
     assert {engine.version for engine in fleet.engines.values()} == {DISCARDED}
 
 
@@ -448,9 +527,20 @@ def test_discarded_weights_neither_wake_wholly_nor_resume(fleet):
     assert {frozenset(engine.sleeping) for engine in fleet.engines.values()} == {frozenset({"kv_cache"})}
     failed(controls(fleet).wake(["kv_cache"]), "without weights")
 
+    failed(controls(fleet).resume(), "without weights", "Send new weights")
+    failed(controls(fleet).sleep(1), "asleep at another level", "Send new weights")
+
     everywhere(fleet, sleeping=set(), level=0)  # as if woken by hand
     failed(controls(fleet).resume(), "without weights")
     assert (fleet.made("/resume"), fleet.front.admission) == ([], "closed")
+
+
+def test_kv_caches_that_wake_alone_say_that_weights_have_to_wake_too(fleet):
+    """Which tags sleep, no engine tells: so it is seen only afterwards."""
+    done(controls(fleet).sleep())
+    failed(controls(fleet).wake(["kv_cache"]), "its weights sleep", "Run wake with weights and kv_cache")
+    done(controls(fleet).wake())
+    done(controls(fleet).resume())
 
 
 def test_an_update_brings_discarded_weights_back(fleet):
@@ -483,10 +573,7 @@ def test_an_engine_that_restarted_has_other_weights_and_keeps_the_fleet_closed(f
     done(controls(fleet).resume(allow_mixed=True))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_update_is_refused(fleet, packed):
-    """The guard asks the engines, and never what will be sent: packed or not is one to it."""
-    del packed
+def test_an_update_is_refused(fleet):
     failed(controls(fleet).prepare_update(), "8 of 8 engines", "not paused", "Nothing was done")
     done(controls(fleet).sleep())
     fleet.engines["decode-0"].world_size = 2

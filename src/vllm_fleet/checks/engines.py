@@ -93,6 +93,8 @@ def check_settings(fleet: Fleet, engine: Engine, links: Nvlink) -> None:
         path = ("fleet_pools", engine.pool, "enable_expert_parallel")
         fleet.report(rules.EXPERT_PARALLEL_CPU, "the accelerator is cpu", path, value=True)
     found = [*_experts(fleet, engine)]
+    if fleet.vars.profile == "rl" and str(args.get("api_server_count", 1)) != "1":
+        found.append((rules.ONE_API_SERVER, "api_server_count", "fleet_profile is rl"))
     if engine.role in KV_ROLES:
         found += [*_transfer(engine, links), *_sleep(fleet, engine)]
     for rule, name, what in found:

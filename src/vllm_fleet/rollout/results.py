@@ -37,14 +37,14 @@ class Result:
 
     Attributes:
         action: what was asked.
-        ok: every engine reached the state, and the front too.
+        ok: every engine reached the state, and admission at the front is what the action leaves it at.
         changed: something was called that may change an engine or the front.
         engines: in plan order.
         admission: of the front, at the end; None where it did not say.
         world_size: ranks in the group that weights are sent in, the trainer's among them.
         seconds: from the first call to the last.
         message: why it is not ok; empty if it is.
-        remedy: what to do then.
+        remedy: what to do then; there always is something.
         notes: what else should be known.
 
     """

@@ -42,6 +42,14 @@ KV_WAITS = (
     "to wait on, take the mode abort, or resume to go back."
 )
 NOT_PAUSED = "not paused", "Run pause or sleep first."
+WEIGHTS_BACK = (
+    "Send new weights (prepare_update says when) or have the engines load theirs, and run set_version."
+)
+SLEEP_AGAIN = {
+    1: "Run sleep again to finish it, or wake and then resume to go back.",
+    2: "Run sleep at level 2 again to finish it. To go back, run resume if no weights are discarded yet, and "
+    f"else: {WEIGHTS_BACK} Then wake and resume.",
+}
 SEND_AGAIN = (
     "Have all engines paused or asleep, run prepare_update with allow_mixed, send the weights to all, and "
     "run set_version."
@@ -120,8 +128,8 @@ class Rollout:
         """
 
         def steps(run: Run) -> None:
-            run.require(lambda state: not state.asleep, "asleep", "Run wake first.")
             _require_weights(run)
+            run.require(lambda state: not state.asleep, "asleep", "Run wake first.")
             if not allow_mixed:
                 run.require_one_version(SEND_AGAIN)
             for engines in (self.fleet.decodes, self.fleet.prefills):
@@ -151,11 +159,12 @@ class Rollout:
         _one_of("mode", mode, MODES)
 
         def steps(run: Run) -> None:
+            discarded = any(state.discarded for state in run.states.values())
             # vLLM would do nothing, and say the new level from then on.
             run.require(
                 lambda state: not state.asleep or state.level == level,
                 "asleep at another level",
-                "Run wake first.",
+                f"{WEIGHTS_BACK} Then run wake." if discarded else "Run wake first.",
             )
             self._pause(run, mode)
             if level == 2:
@@ -169,7 +178,7 @@ class Rollout:
             "sleep",
             steps,
             lambda state: state.asleep and state.level == level,
-            "Run sleep again to finish it, or wake and then resume to go back.",
+            SLEEP_AGAIN[level],
         )
 
     def wake(self, tags: Iterable[Tag] = TAGS) -> Result:
@@ -186,6 +195,9 @@ class Rollout:
             _one_of("tag", tag, TAGS)
 
         def steps(run: Run) -> None:
+            if any(state.asleep for state in run.states.values()):
+                # Somebody may have opened it, and the first that is wholly awake runs.
+                run.admit("close")
             if "weights" in wanted:
                 self._wake(run, "weights", self.fleet.engines)
             if "kv_cache" in wanted:
@@ -193,39 +205,41 @@ class Rollout:
                 # A prefill's frozen requests would have their KV fetched by decodes that sleep.
                 self._wake(run, "kv_cache", self.fleet.decodes)
                 self._wake(run, "kv_cache", self.fleet.prefills)
+                if "weights" not in wanted:
+                    # Which tags sleep, no engine tells before.
+                    run.look()
+                    run.require(
+                        lambda state: not state.asleep,
+                        "still asleep, with its KV cache awake: its weights sleep",
+                        "Run wake with weights and kv_cache.",
+                    )
                 run.notes.append("Engines that are wholly awake run; resume opens admission.")
 
         return self._perform(
             "wake",
             steps,
             lambda state: not state.asleep or "kv_cache" not in wanted,
-            "Run wake again to finish it, or sleep to go back.",
+            "Run wake again to finish it, or sleep at the same level to go back.",
         )
 
     def abort(self) -> Result:
         """End all requests, with the tokens that they have. Until that is done, admission is closed."""
 
-        def end_all(engine: Engine) -> None:
-            deadline = time.monotonic() + self.timeout
-            while True:
-                call(f"{engine.url}/abort_requests", self.timeout)
-                again = time.monotonic() + ABORT_AGAIN_SECONDS
-                while time.monotonic() < again:
-                    left = observe(engine, self.look_seconds).requests
-                    if not left:
-                        return
-                    if time.monotonic() > deadline:
-                        raise CallError(f"{engine.url} still has {left} requests after {self.timeout:g} s")
-                    time.sleep(POLL_SECONDS)
-
         def steps(run: Run) -> None:
             was = run.admission.word
             run.admit("close")
-            run.step("abort", self.fleet.engines, end_all)
+            run.step("abort", self.fleet.engines, self._abort)
             if was == "open":
                 run.admit("open")
+            else:
+                run.notes.append("Admission was closed before, and still is; resume opens it.")
 
-        return self._perform("abort", steps, _any_state, "Run abort again to finish it, or resume to go on.")
+        return self._perform(
+            "abort",
+            steps,
+            _any_state,
+            "Run abort again to finish it, and then resume, which opens admission.",
+        )
 
     def reset(self, *, recompute: bool = False) -> Result:
         """Empty the prefix caches of all engines at once, as new weights demand.
@@ -290,7 +304,10 @@ class Rollout:
             self._wake(run, "weights", self.fleet.engines)
 
         return self._perform(
-            "prepare_update", steps, lambda state: state.paused, "Send no weights before it is right."
+            "prepare_update",
+            steps,
+            lambda state: state.paused,
+            "Send no weights; run prepare_update again until it is right.",
         )
 
     def set_version(self, version: str) -> Result:
@@ -317,7 +334,7 @@ class Rollout:
         awake = [engine for engine in self.fleet.engines if not run.states[engine].asleep]
         if mode == "abort":
             # Requests that no decode has a slot for keep the prefills waiting, which are paused first.
-            run.step("abort", awake, lambda engine: call(f"{engine.url}/abort_requests", self.timeout))
+            run.step("abort", awake, self._abort)
 
         def pause(engine: Engine) -> None:
             # What is cached stays right until weights change; `reset` empties it then.
@@ -333,6 +350,24 @@ class Rollout:
         run.step(f"pause {mode}", [one for one in awake if one.role != "prefill"], fetch_and_pause)
         run.look()
         run.require(lambda state: state.paused, "not paused, though the call succeeded; was it restarted?")
+
+    def _abort(self, engine: Engine) -> None:
+        """End all requests of an engine.
+
+        Again and again until it counts none: one call ends what one of its API servers has then, and the
+        routers may send more.
+        """
+        deadline = time.monotonic() + self.timeout
+        while True:
+            call(f"{engine.url}/abort_requests", self.timeout)
+            again = time.monotonic() + ABORT_AGAIN_SECONDS
+            while time.monotonic() < again:
+                left = observe(engine, self.look_seconds).requests
+                if not left:
+                    return
+                if time.monotonic() > deadline:
+                    raise CallError(f"{engine.url} still has {left} requests after {self.timeout:g} s")
+                time.sleep(POLL_SECONDS)
 
     def _wait_for_requests(self, run: Run) -> None:
         """Wait until the routers have none."""
@@ -420,7 +455,7 @@ def _require_weights(run: Run) -> None:
     run.require(
         lambda state: not state.discarded,
         "without weights, which sleep at level 2 threw away",
-        "Send new weights (prepare_update says when) or have the engines load theirs, and run set_version.",
+        WEIGHTS_BACK,
     )
 
 

@@ -47,6 +47,7 @@ class Run:
         self._faults: dict[Engine, str] = {}
         self._seconds: dict[Engine, float] = dict.fromkeys(fleet.engines, 0.0)
         self._admissions: list[Admission] = []
+        self._leaves: str | None = None  # what the front is to do at the end; None: as it did at first
         self._changed = False
         self._began = time.monotonic()
 
@@ -96,9 +97,10 @@ class Run:
 
         """
         self._changed = True
+        self._leaves = {"close": "closed", "open": "open"}[change]
         self.ask_front(change)
         self.progress(f"{self._elapsed():6.1f} s  front: admission {self.admission.word}")
-        if self.admission.word != {"close": "closed", "open": "open"}[change]:
+        if self.admission.word != self._leaves:
             raise StopError(
                 f"The front answered the call to {change} admission, and it is {self.admission.word}."
             )
@@ -167,6 +169,7 @@ class Run:
         missed = [one.engine for one in engines if not one.reached]
         if missed and not stop:
             stop = StopError(f"{self._some(missed)} answered as it should and is in another state.")
+        stop = stop or self._misled(action)
         for one in engines:
             if one.before and one.after and one.after.kv_expired > one.before.kv_expired:
                 self.notes.append(
@@ -177,9 +180,10 @@ class Run:
         if self.fleet.external:
             self.notes.append(f"Not ours, so not called: {', '.join(self.fleet.external)}.")
         message = str(stop or "")
-        if stop and remedy and not self._changed:
-            message += " Nothing was done."
-            remedy = f"Mend that, and run {action} again."
+        if stop and not self._changed:
+            if remedy:  # what only looks has none
+                message += " Nothing was done."
+            remedy = f"Mend that (playbooks/status.yml shows what runs), and run {action} again."
         return Result(
             action=action,
             ok=stop is None,
@@ -191,6 +195,16 @@ class Run:
             message=message,
             remedy=(stop.remedy or remedy) if stop else "",
             notes=tuple(self.notes),
+        )
+
+    def _misled(self, action: str) -> StopError | None:
+        """What is wrong with the front, which more than one controller may tell what to do."""
+        now, leaves = self.admission.word, self._leaves or self._admissions[0].word
+        if now == leaves:
+            return None
+        return StopError(
+            f"The front's admission is {now}, and {action} leaves it {leaves}: somebody else changed it.",
+            f"Have one controller at a time, and run {'resume' if leaves == 'open' else 'pause'}.",
         )
 
     def _result(self, engine: Engine, reached: Judge) -> EngineResult:

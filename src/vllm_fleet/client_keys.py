@@ -9,14 +9,17 @@ import yaml
 
 OWN = "vllm-fleet"
 """The name under which the fleet's own checks ask."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-"""Shorter than a key: where somebody wrote the two the wrong way round, no message shows one."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,22}")
+"""Shorter than any key, so that the two the wrong way round are no client."""
 KEY = re.compile(r"[!-~]{24,512}")
 """One word that nobody guesses: its hash is not salted."""
+TEXT = "tag:yaml.org,2002:str"
 
 
 def read(text: str, path: str, mode: str) -> tuple[dict[str, str], list[str]]:
-    """Name -> SHA-256 of the key in hex, and what is wrong with the file; no problem says a key.
+    """Name -> SHA-256 of the key in hex, and what is wrong with the file.
+
+    Problems name lines and quote none: what stands where a name should may be a key.
 
     Args:
         text: YAML, a mapping of names to keys.
@@ -28,27 +31,33 @@ def read(text: str, path: str, mode: str) -> tuple[dict[str, str], list[str]]:
     if int(mode, 8) & 0o077:
         problems.append(f"{path} has mode {mode}, so others can read the keys. Run: chmod 600 {path}")
     try:
-        found = yaml.safe_load(text)
+        # Nodes, because they have their lines, and a mapping keeps one of two equal names.
+        found = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         return {}, [*problems, f"{path}{where} is no YAML. Write one line for each client: NAME: KEY"]
-    if not isinstance(found, dict) or not found:
+    if not isinstance(found, yaml.MappingNode) or not found.value:
         return {}, [*problems, f"{path} names no client. Write one line for each: NAME: KEY"]
-    owners: dict[str, str] = {}
-    for number, (name, key) in enumerate(found.items(), start=1):
-        if not isinstance(name, str) or not NAME.fullmatch(name) or name == OWN:
+    clients: dict[str, str] = {}
+    lines: dict[tuple[str, str], int] = {}
+    for name, key in found.value:
+        line = name.start_mark.line + 1
+        if name.tag != TEXT or not NAME.fullmatch(name.value) or name.value == OWN:
             problems.append(
-                f"{path}: client number {number} needs a name of at most 40 letters, digits and . _ -, "
-                f"and not {OWN}"
+                f"{path}, line {line} needs a name of at most 23 letters, digits and . _ -, and not {OWN}"
             )
-        elif not isinstance(key, str) or not KEY.fullmatch(key):
+            continue
+        if key.tag != TEXT or not KEY.fullmatch(key.value):
             problems.append(
-                f"{path}: the key of {name} is not one word of 24 to 512 characters, in quotes. "
+                f"{path}, line {line} has no key of one word of 24 to 512 characters, in quotes. "
                 "Make one with: openssl rand -hex 32"
             )
-        elif (first := owners.setdefault(key, name)) != name:
-            problems.append(f"{path}: {first} and {name} have the same key. Make one of them a new one")
-    if problems:
-        return {}, problems
-    return {name: hashlib.sha256(key.encode()).hexdigest() for key, name in owners.items()}, []
+            continue
+        for what, value in (("name", name.value), ("key", key.value)):
+            if (first := lines.setdefault((what, value), line)) != line:
+                problems.append(
+                    f"{path}, lines {first} and {line} have the same {what}. Give one of them another"
+                )
+        clients[name.value] = hashlib.sha256(key.value.encode()).hexdigest()
+    return ({}, problems) if problems else (clients, [])

@@ -34,15 +34,9 @@ def relay_arguments(plan: Mapping[str, Any], host: str) -> list[str]:
     flags |= {name: watched[flag] for flag, name in HEALTH.items() if flag in watched}
     argv = [f"--{name}={value}" for name, value in flags.items()]
     argv += [f"--{role}={url}" for role in ("prefill", "decode") for url in plan["router"][role]]
-    return [*argv, "--controllers", *controllers(plan)]
+    return [*argv, "--controllers", *plan["router"]["control_sources"]]
 
 
 def relay_hosts(plan: Mapping[str, Any]) -> list[str]:
     """Where relays run; nowhere, unless the inventory has the group."""
     return list(plan["relay"]["urls"]) if plan["relay"] else []
-
-
-def controllers(plan: Mapping[str, Any]) -> list[str]:
-    """Addresses and networks that may change the relay's workers: the fleet's hosts and fleet_controllers."""
-    hosts = (host["address"] for host in plan["hosts"].values())
-    return list(dict.fromkeys([*hosts, *plan["controllers"]]))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from fleets import gpu, lab
+from host_records import ROOT
 from pd_relay.__main__ import parser
 
 from vllm_fleet.comparison import compare
 from vllm_fleet.host_check.reach import dials, listeners
 from vllm_fleet.picture import svg
-from vllm_fleet.relay import controllers, relay_arguments, relay_hosts
+from vllm_fleet.relay import relay_arguments, relay_hosts
 
 GROUPS = {"prefill": ["rack1-04"], "decode": ["rack1-05"], "relay": ["rack1-gate"]}
 
@@ -51,8 +53,8 @@ def test_its_hosts_are_what_the_engines_are_unless_it_is_said(told, architecture
 
 def test_it_is_started_with_every_engine_the_times_of_the_fleet_and_who_may_control_it():
     plan = relayed(fleet_controllers=["192.0.2.0/24"], fleet_request_timeout=600, fleet_control_timeout=60)
-    addresses = [host["address"] for host in plan["hosts"].values()]
-    assert controllers(plan) == [*addresses, "192.0.2.0/24"]
+    callers = plan["router"]["control_sources"]
+    assert {*(host["address"] for host in plan["hosts"].values()), "192.0.2.0/24"} == set(callers)
     assert relay_arguments(plan, "rack1-gate") == [
         f"--host={plan['hosts']['rack1-gate']['address']}",
         "--port=30020",
@@ -63,9 +65,39 @@ def test_it_is_started_with_every_engine_the_times_of_the_fleet_and_who_may_cont
         f"--prefill={plan['router']['prefill'][0]}",
         f"--decode={plan['router']['decode'][0]}",
         "--controllers",
-        *addresses,
-        "192.0.2.0/24",
+        *callers,
     ]
+
+
+def test_who_may_control_engines_may_control_it():
+    fleet = lab(**GROUPS).everywhere(fleet_controllers=["198.18.0.0/15"])
+    fleet.hosts["rack1-04"] |= {"fleet_address": "2001:db8::4"}
+    plan = fleet.plan()
+    words = relay_arguments(plan, "rack1-gate")
+    assert words[words.index("--controllers") + 1 :] == ["198.18.0.0/15", "2001:db8::4"]
+
+
+def test_nothing_that_happens_on_its_host_keeps_it_down():
+    """systemd gives up after 5 starts in 10 s, which is less than docker is away for when it restarts."""
+    unit = (ROOT / "templates/pd-relay.service.j2").read_text()
+    before_service = unit.partition("[Service]")[0]
+    assert "StartLimitIntervalSec=0\n" in before_service
+    assert "StartLimit" not in unit.partition("[Service]")[2]
+
+
+def test_it_knows_the_new_engines_before_the_old_ones_are_removed():
+    def plays(name):
+        for play in yaml.safe_load((ROOT / "playbooks" / name).read_text()):
+            nested = play.get("ansible.builtin.import_playbook")
+            yield from plays(nested) if nested else [(name, play["name"])]
+
+    order = list(plays("site.yml"))
+    serve, [remove] = (
+        order.index(("relay.yml", "Relay")),
+        [at for at, (_, name) in enumerate(order) if name == "Retired engines"],
+    )
+    assert serve < remove
+    assert ("router.yml", "Retired engines") in set(plays("router.yml"))
 
 
 def test_the_relay_understands_them():

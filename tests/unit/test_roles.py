@@ -80,6 +80,16 @@ def test_another_builder_gets_what_the_workstation_has_for_building():
     assert needed <= set(install["ansible.builtin.package"]["name"])
 
 
+def test_set_up_installs_what_tests_of_the_front_run_and_never_skip():
+    program = re.search(r'which\("(\w+)"', (ROOT / "tests/support/haproxy_program.py").read_text())
+    assert program is not None
+    assert f"need {program[1]} {program[1]}\n" in (ROOT / "scripts/setup").read_text()
+    tests = [path.read_text() for path in ROOT.glob("tests/unit/modules/test_*.py")]
+    users = [text for text in tests if "haproxy_program()" in text]
+    assert len(users) == 2
+    assert not any("skip" in text for text in users)
+
+
 def role_uses() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Role, entry point and variables of each use of a role in a playbook or another role."""
     users = [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]

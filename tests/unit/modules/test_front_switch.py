@@ -1,7 +1,6 @@
-"""Switching with a real haproxy where one is installed; a fake socket only for answers a real one never gives."""
+"""Switching with a real haproxy; a fake socket only for answers a real one never gives."""
 
 import http.client
-import shutil
 import socket
 import subprocess
 import threading
@@ -9,8 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
-
-haproxy_missing = pytest.mark.skipif(not shutil.which("haproxy"), reason="haproxy is not installed")
+from haproxy_program import haproxy_program
 
 CONFIG = """\
 global
@@ -39,7 +37,7 @@ class Front:
         self.socket, self.port = folder / "admin.sock", free_port()
         config = folder / "haproxy.cfg"
         config.write_text(CONFIG.format(socket=self.socket, port=self.port, a=a, b=b))
-        self.process = subprocess.Popen(["haproxy", "-db", "-q", "-f", str(config)])
+        self.process = subprocess.Popen([haproxy_program(), "-db", "-q", "-f", str(config)])
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with suppress(OSError):
@@ -79,7 +77,6 @@ def switch(run_module, front):
     return run
 
 
-@haproxy_missing
 def test_check_run_and_run_again(switch, front):
     assert switch("b", check=True)["changed"] is True
     assert front.get() == "a"
@@ -96,7 +93,6 @@ def test_check_run_and_run_again(switch, front):
 OURS = "# Of vllm-fleet: written and removed by its role fleet_front.\n"
 
 
-@haproxy_missing
 def test_it_is_asked_which_server_takes_requests(switch, tmp_path):
     config = tmp_path / "other.cfg"
     assert switch(None, config=str(config)) == switch(None, config=str(config), check=True)
@@ -125,7 +121,6 @@ def test_where_no_haproxy_runs_its_configuration_tells(run_module, tmp_path, tex
     assert (seen["serving"], seen["ours"]) == (serving, ours)
 
 
-@haproxy_missing
 def test_a_running_request_is_waited_for(switch, front, routers):
     def slowly(_path, _body):
         time.sleep(1)
@@ -143,7 +138,6 @@ def test_a_running_request_is_waited_for(switch, front, routers):
     assert 0.2 < result["waited"] < 3
 
 
-@haproxy_missing
 @pytest.mark.parametrize("params", [{"drain_timeout": 0.2}, {"wait": False}])
 def test_requests_that_outlast_the_wait_are_reported_not_cut(switch, front, routers, params):
     release = threading.Event()
@@ -167,7 +161,6 @@ def test_requests_that_outlast_the_wait_are_reported_not_cut(switch, front, rout
     assert switch("b")["drained"] is True
 
 
-@haproxy_missing
 def test_a_dead_candidate_leaves_everything_as_it_was(switch, front, routers):
     routers["b"].shutdown()
     routers["b"].socket.close()
@@ -177,7 +170,6 @@ def test_a_dead_candidate_leaves_everything_as_it_was(switch, front, routers):
     assert switch("a")["changed"] is False
 
 
-@haproxy_missing
 def test_a_slot_or_backend_that_is_not_there_is_named(switch):
     assert "has no server 'c', only ['a', 'b']" in switch("c")["msg"]
     assert "backend nowhere has no server 'a', only none" in switch("a", backend="nowhere")["msg"]

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import json
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -25,6 +24,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar, trust_as_template
 from ansible.utils.collection_loader import AnsibleCollectionConfig
+from haproxy_program import haproxy_program
 
 from vllm_fleet import front
 
@@ -33,7 +33,6 @@ ROLE = ROOT / "roles" / "fleet_front"
 CERTIFICATES = ROOT / "roles" / "lab_hosts" / "files" / "certificates.py"
 if AnsibleCollectionConfig.collection_finder is None:
     init_plugin_loader()
-pytestmark = pytest.mark.skipif(not shutil.which("haproxy"), reason="haproxy is not installed")
 
 
 def free_port() -> int:
@@ -89,7 +88,7 @@ class Front:
     def start(self, **variables: Any) -> None:
         self.write(**variables)
         self.log = (self.folder / "log").open("w+")
-        command = ["haproxy", "-W", "-f", str(self.folder / "haproxy.cfg")]
+        command = [haproxy_program(), "-W", "-f", str(self.folder / "haproxy.cfg")]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         self.wait()
 
@@ -256,6 +255,54 @@ def test_closed_admission_stays_so_after_a_restart_even_of_a_haproxy_that_was_ki
     assert haproxy.control("GET", "/admission")[1]["admission"] == "open"
 
 
+def test_admission_closed_after_a_reload_is_closed_for_connections_of_before_it(
+    haproxy: Front, router: Any
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", haproxy.port, timeout=10)
+    given = []
+    for reload in (True, False):
+        connection.request("POST", "/v1/completions", "{}")
+        answer = connection.getresponse()
+        answer.read()
+        given.append(answer.status)
+        if reload:
+            before = connection.sock
+            haproxy.reload()
+            haproxy.control("POST", "/admission/close")
+            assert connection.sock is before
+    assert given == [200, 503]
+    assert len(router.asked) == 1
+
+
+def test_what_the_old_worker_is_told_of_admission_the_new_one_knows(haproxy: Front) -> None:
+    with socket.create_connection(("127.0.0.1", haproxy.control_port), timeout=10) as caller:
+        # A call that is on its way during the reload.
+        caller.sendall(b"POST /admission/close HTTP/1.1\r\nHost: front\r\nContent-Length: 0\r\n")
+        time.sleep(0.2)
+        haproxy.reload()
+        caller.sendall(b"\r\n")
+        assert b'{"admission": "closed", "in_flight": 0}' in caller.recv(65536)
+    assert haproxy.control("GET", "/admission")[1]["admission"] == "closed"
+    assert haproxy.send("POST", "/v1/completions", {})[0] == 503
+
+
+def test_admission_that_cannot_be_read_or_kept_is_closed_and_said(haproxy: Front) -> None:
+    state = haproxy.folder / "admission"
+    state.unlink()
+    state.mkdir()
+    assert haproxy.control("GET", "/admission")[1]["admission"] == "closed"
+    assert haproxy.send("POST", "/v1/completions", {})[0] == 503
+    assert haproxy.control("POST", "/admission/open")[1]["admission"] == "closed"
+
+
+def test_closing_again_never_opens_it_for_a_moment(haproxy: Front) -> None:
+    haproxy.control("POST", "/admission/close")
+    state = haproxy.folder / "admission"
+    before = state.stat().st_mtime_ns
+    haproxy.control("POST", "/admission/close")
+    assert state.stat().st_mtime_ns == before
+
+
 def test_only_who_is_listed_controls_admission(tmp_path: Path, router: Any) -> None:
     haproxy = Front(
         tmp_path, router.server_address[1], fleet_front_control_sources=["10.0.0.0/8", "2001:db8::1"]
@@ -345,6 +392,10 @@ def test_a_client_is_known_by_name_and_its_key_goes_no_further(keyed: Front, rou
     assert keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 200
     assert keyed.send("GET", "/v1/models", **bearer(BOB))[0] == 200
     assert [name for seen in headers for name in seen if name.lower() == "authorization"] == []
+    # A line is written after its answer.
+    deadline = time.monotonic() + 5
+    while "client=bob " not in keyed.logged() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert "client=alice ip=127.0.0.1 method=POST path=/v1/completions status=200" in keyed.logged()
     assert "client=bob " in keyed.logged()
     said = keyed.logged() + "".join(path.read_text() for path in keyed.folder.glob("*.*") if path.is_file())

@@ -29,8 +29,8 @@ type Sources = dict[str, list[str]]
 def callers(fleet: Fleet) -> list[str]:
     """Who may connect to every fenced port: the fleet's hosts and `fleet_controllers`.
 
-    A host's `ansible_host` is its address where it has no `fleet_address`. Else it says how Ansible reaches the host, which may be
-    through a bastion whose other users are nobody's callers.
+    A host's `ansible_host` is its address where it has no `fleet_address`. Else it says how Ansible reaches
+    the host, which may be through a bastion whose other users are nobody's callers.
     """
     return without_nested(
         [*fleet.vars.controllers, *(str(placement.address(fleet, name)) for name in fleet.hosts)]

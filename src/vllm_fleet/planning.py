@@ -321,7 +321,7 @@ def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
-                # Whoever reaches an engine in dev mode commands it, so it does not start unless these are fenced.
+                # Whoever reaches one in dev mode commands it: it does not start unless these are fenced.
                 "fenced_ports": sorted(filter(None, [http_port, *side_channel_ports, *meeting_ports]))
                 if needs_fence
                 else [],

@@ -221,6 +221,18 @@ def fleet_relay_arguments(plan: Any, host: Any) -> list[str]:
         raise AnsibleFilterError(f"fleet_relay_arguments: the plan has no {error}.") from None
 
 
+def fleet_fence_union(wanted: Any, in_force: Any) -> dict[str, Any]:
+    from vllm_fleet.fence import union
+
+    name = "fleet_fence_union"
+    for fence in (wanted, in_force):
+        _require(fence, Mapping, name, "ports, side_channel_ports, callers and peers as a mapping")
+    try:
+        return union(plain(wanted), plain(in_force))
+    except KeyError as error:
+        raise AnsibleFilterError(f"{name}: a fence has no {error}.") from None
+
+
 def fleet_gpu_memory(plan: Any, member: Any, result: Any, limit: Any) -> dict[str, Any]:
     name = "fleet_gpu_memory"
     _require_plan(plan, name)
@@ -260,6 +272,7 @@ class FilterModule:
                 fleet_expected_members,
                 fleet_expected_external,
                 fleet_changes,
+                fleet_fence_union,
                 fleet_gpu_memory,
                 fleet_host_check,
                 fleet_host_questions,

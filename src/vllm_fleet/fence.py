@@ -29,14 +29,12 @@ type Sources = dict[str, list[str]]
 def callers(fleet: Fleet) -> list[str]:
     """Who may connect to every fenced port: the fleet's hosts and `fleet_controllers`.
 
-    A host may dial from the address that Ansible reaches it by as well, where that is another one.
+    A host's `ansible_host` is its address where it has no `fleet_address`. Else it says how Ansible reaches
+    the host, which may be through a bastion whose other users are nobody's callers.
     """
-    found = set(fleet.vars.controllers)
-    for name, host in fleet.hosts.items():
-        found.add(str(placement.address(fleet, name)))
-        if is_address(other := host.raw.get("ansible_host")):
-            found.add(str(other))
-    return without_nested(found)
+    return without_nested(
+        [*fleet.vars.controllers, *(str(placement.address(fleet, name)) for name in fleet.hosts)]
+    )
 
 
 def peers(fleet: Fleet) -> list[str]:
@@ -89,6 +87,33 @@ def of_host(uses: Sequence[tuple[int, str, Path]]) -> dict[str, list[int]]:
         "ports": sorted({port for port, _, path in uses if path[0] in FENCED}),
         "side_channel_ports": sorted({port for port, _, path in uses if path[0] == SIDE_CHANNEL}),
     }
+
+
+def union(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> dict[str, Any]:
+    """What lets in everybody whom either lets in, and fences every port that either fences.
+
+    While a fleet changes, engines of the plan before still run, and hosts of the new one dial already.
+
+    Args:
+        wanted: `ports`, `side_channel_ports`, `callers` and `peers` of a host.
+        in_force: the same, as they were written there.
+
+    """
+    both = (wanted, in_force)
+    # Peers are kept from what is an engine's other port under either.
+    others = {port for one in both for port in one["ports"] if port not in one["side_channel_ports"]}
+    return {
+        "ports": sorted({port for one in both for port in one["ports"]}),
+        "side_channel_ports": sorted(
+            {port for one in both for port in one["side_channel_ports"] if port not in others}
+        ),
+        "callers": _by_family(without_nested(_sources(both, "callers"))),
+        "peers": _by_family(without_nested(_sources(both, "peers"))),
+    }
+
+
+def _sources(fences: Iterable[Mapping[str, Any]], who: str) -> list[str]:
+    return [source for one in fences for family in one[who].values() for source in family]
 
 
 def _by_family(sources: Iterable[str]) -> Sources:

@@ -285,6 +285,15 @@ def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[
     for rank, host in enumerate(engine.hosts):
         name = engine.member(rank)
         unit, head = f"vllm-engine-{name}.service", rank == 0
+        http_port = placement.http_port(fleet, engine) if head else None
+        side_channel_ports = placement.side_channel_ports(fleet, engine, rank)
+        # Those that the member binds besides: where the others of its engine meet it.
+        meeting_ports = [
+            port
+            for offset in (placement.DATA_PARALLEL_RPC, placement.MASTER, placement.LINK)
+            if head and (port := placement.fixed_port(fleet, engine, offset)) is not None
+        ]
+        needs_fence = fleet.vars.fence and fence.in_dev_mode(applied[rank]["env"])
         members.append(
             {
                 "engine": engine.name,
@@ -305,20 +314,17 @@ def _members(fleet: Fleet, engine: Engine, links: settings.Nvlink) -> list[dict[
                     "container": f"vllm-engine-{name}",
                 },
                 "address": str(placement.address(fleet, host)),
-                "http_port": placement.http_port(fleet, engine) if head else None,
-                "side_channel_ports": placement.side_channel_ports(fleet, engine, rank),
-                # Those that the member binds besides: where the others of its engine meet it.
-                "meeting_ports": [
-                    port
-                    for offset in (placement.DATA_PARALLEL_RPC, placement.MASTER, placement.LINK)
-                    if head and (port := placement.fixed_port(fleet, engine, offset)) is not None
-                ],
+                "http_port": http_port,
+                "side_channel_ports": side_channel_ports,
+                "meeting_ports": meeting_ports,
                 "data_parallel_ranks": list(engine.ranks(rank)),
                 "devices": list(engine.devices),
                 **applied[rank],
                 "link": link,
-                # Whoever reaches an engine in dev mode commands it, so it does not start without its fence.
-                "needs_fence": fleet.vars.fence and fence.in_dev_mode(applied[rank]["env"]),
+                # Whoever reaches one in dev mode commands it: it does not start unless these are fenced.
+                "fenced_ports": sorted(filter(None, [http_port, *side_channel_ports, *meeting_ports]))
+                if needs_fence
+                else [],
                 "topology": _topology(fleet, engine, rank, url),
                 # Which of the variables are the operator's own, and so may be secrets.
                 "operator_env": sorted(engine.env),

@@ -554,7 +554,7 @@ DEV_MODE_FENCE = Rule(
 CONTROLLERS = Rule(
     "controllers",
     "fleet_controllers names hosts and networks, and not everybody.",
-    "With 0.0.0.0/0 or ::/0 in it the fence keeps out nobody.",
+    "With 0.0.0.0/0, or its two halves, the fence keeps out nobody; a network wider than /8 is no fleet's own.",
     DESIGN,
     "Name the trainers' addresses or their network.",
     overridable=True,

@@ -141,7 +141,10 @@ def test_a_controller_connects_and_neither_engines_nor_admission_notice(deployed
     again = deployed.play("fence", inventory=trainer)
     assert {counters["changed"] for counters in again.recap.values()} == {0}
     assert {name: deployed.containers()[name] for name in engines} == engines
+    # It may connect until nothing of the plan before runs.
     assert deployed.play("fence").rc == 0
+    assert dialed(deployed) == everything(CONNECTED)
+    assert deployed.play("fence", "-e", "fence_step=narrow").rc == 0
     assert dialed(deployed) == everything(REFUSED)
 
 

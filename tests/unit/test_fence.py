@@ -32,14 +32,27 @@ def test_the_hosts_of_the_fleet_and_its_controllers_are_callers():
     assert plan["router"]["control_sources"] == addresses(plan["fence"]["callers"])
 
 
-def test_a_host_may_dial_from_the_address_that_ansible_knows_it_by():
+def test_how_ansible_reaches_a_host_that_has_a_fleet_address_makes_nobody_a_caller():
     fleet = lab()
     fleet.hosts["rack1-04"] |= {"fleet_address": "2001:db8::4"}
-    fleet.hosts["rack1-05"] |= {"fleet_address": "198.18.50.5", "ansible_host": "rack1-05.example.com"}
+    fleet.hosts["rack1-05"] |= {"fleet_address": "198.18.50.5", "ansible_host": "192.0.2.99"}  # a bastion
     assert fleet.plan()["fence"]["callers"] == {
-        "ipv4": ["198.18.40.1", "198.18.40.3", "198.18.50.5"],
+        "ipv4": ["198.18.40.3", "198.18.50.5"],
         "ipv6": ["2001:db8::4"],
     }
+
+
+@pytest.mark.parametrize(
+    ("controllers", "refused"),
+    [
+        (["0.0.0.0/1", "128.0.0.0/1"], ["0.0.0.0/1", "128.0.0.0/1"]),
+        (["10.0.0.0/8", "fc00::/7"], ["fc00::/7"]),
+        (["10.0.0.0/8", "fd00::/8"], []),
+    ],
+)
+def test_no_network_of_controllers_is_wider_than_a_fleets_own(controllers, refused):
+    _, problems = lab().everywhere(fleet_controllers=controllers).judge()
+    assert [problem["value"] for problem in problems if problem["rule"] == "controllers"] == refused
 
 
 @pytest.mark.parametrize(
@@ -103,6 +116,28 @@ def test_whoever_the_fleet_needs_to_dial_may(recipe):
         assert any(dialing in network for network in allowed), source
 
 
+def a_fence(ports, channels, callers, peers=()):
+    return {
+        "ports": ports,
+        "side_channel_ports": channels,
+        "callers": {"ipv4": callers, "ipv6": []},
+        "peers": {"ipv4": list(peers), "ipv6": ["2001:db8::/64"]},
+    }
+
+
+def test_a_fence_that_is_widened_keeps_what_is_fenced_and_who_may_connect():
+    before = a_fence([5600, 8000], [5600], ["10.0.0.1", "10.0.0.2"], ["10.1.0.1"])
+    wanted = a_fence([5600, 9000], [5600], ["10.0.0.0/31", "10.0.0.3"])
+    both = a_fence([5600, 8000, 9000], [5600], ["10.0.0.0/31", "10.0.0.2", "10.0.0.3"], ["10.1.0.1"])
+    assert fence.union(wanted, before) == fence.union(before, wanted) == both
+    assert fence.union(both, both) == both
+
+
+def test_peers_are_kept_from_a_side_channel_that_becomes_another_port():
+    both = fence.union(a_fence([5600, 8000], [8000], []), a_fence([8000, 9000], [9000], []))
+    assert (both["ports"], both["side_channel_ports"]) == ([5600, 8000, 9000], [9000])
+
+
 @pytest.mark.parametrize("value", ["1", "2", " 1"])
 def test_an_engine_in_dev_mode_needs_the_fence(value):
     def needing(fleet):
@@ -110,7 +145,7 @@ def test_an_engine_in_dev_mode_needs_the_fence(value):
             member["engine"]
             for host in fleet.plan()["hosts"].values()
             for member in host["members"]
-            if member["needs_fence"]
+            if member["fenced_ports"]
         }
 
     both = {"prefill-rack1-04-0", "decode-rack1-05-0"}
@@ -129,18 +164,53 @@ def test_without_a_fence_a_plan_says_so():
     assert plan["router"]["control_sources"] == ["198.18.40.1", "198.18.40.2", "198.18.40.3"]
 
 
-def test_without_the_fence_in_force_an_engine_in_dev_mode_says_so_and_does_not_start():
-    text = (ROOT / "templates" / "vllm-engine.service.j2").read_text()
+@pytest.mark.parametrize("recipe", ["rl-rollouts"])
+def test_an_engine_in_dev_mode_needs_every_port_of_its_own_fenced(recipe):
+    plan = plan_of(recipe)
+    for host in plan["hosts"].values():
+        own = {port for member in host["members"] for port in member["fenced_ports"]}
+        assert own <= set(host["fence"]["ports"])
+        for member in host["members"]:
+            assert {member["http_port"], *member["side_channel_ports"]} - {None} <= set(
+                member["fenced_ports"]
+            )
+
+
+CHAIN = """table inet vllm_fleet {
+	chain input {
+		type filter hook input priority filter; policy accept;
+		tcp dport { 5600, 8000, 9000 } ip saddr 192.0.2.1 accept
+%s	}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rejecting", "missing"),
+    [
+        ("\t\ttcp dport { 5600, 8000 } reject with tcp reset\n", None),
+        ("\t\ttcp dport { 5600, 18000 } reject with tcp reset\n", 8000),
+        ("\t\ttcp dport 8000 reject with tcp reset\n", 5600),
+        ("", 5600),
+        (None, 5600),
+    ],
+)
+def test_an_engine_in_dev_mode_does_not_start_where_a_port_of_its_is_not_fenced(tmp_path, rejecting, missing):
+    text = (ROOT / "tests/unit/golden/recipes/rl-rollouts/prefill-rack1-01-0/vllm-engine.service").read_text()
     [before_start] = re.findall(
-        r"{% if member.needs_fence %}\nExecStartPre=(.*?)\n{% endif %}", text, re.DOTALL
+        r"^ExecStartPre=(/bin/sh -c 'rules=.*?)\nExecStart=", text, re.DOTALL | re.MULTILINE
     )
-
-    def start(nft):
-        command = shlex.split(before_start.replace("\\\n", " ").replace("/usr/sbin/nft", nft))
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-
-    fine = start("true")
-    assert (fine.returncode, fine.stdout) == (0, "")
-    refused = start("false")
-    assert refused.returncode == 1
-    assert "Run playbooks/fence.yml" in refused.stdout
+    nft = tmp_path / "nft"
+    nft.write_text(
+        "#!/bin/sh\n" + ("exit 1\n" if rejecting is None else f"cat <<'END'\n{CHAIN % rejecting}END\n")
+    )
+    nft.chmod(0o755)
+    # As systemd reads it.
+    line = before_start.replace("\\\n", " ").replace("$$", "$").replace("/usr/sbin/nft", str(nft))
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=10, check=False)
+    if missing is None:
+        assert (done.returncode, done.stdout) == (0, "")
+    else:
+        assert done.returncode == 1
+        assert f"no fence is in force for port {missing}." in done.stdout
+        assert "Run playbooks/site.yml" in done.stdout

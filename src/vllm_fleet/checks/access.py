@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -10,7 +11,8 @@ from vllm_fleet.front import CONTROL_PATHS
 from vllm_fleet.inventory import Fleet
 from vllm_fleet.placement import Engine
 
-EVERYBODY = ("0.0.0.0/0", "::/0")
+WIDEST = 8
+"""The shortest prefix of a network that somebody may have to themselves: 10.0.0.0/8, fd00::/8."""
 
 
 def check_access(fleet: Fleet, engines: Sequence[Engine]) -> None:
@@ -21,9 +23,9 @@ def check_access(fleet: Fleet, engines: Sequence[Engine]) -> None:
             where = ("fleet_client_paths", index)
             fleet.report(rules.CLIENT_PATH, "it controls engines or the router", where, value=path)
     for index, source in enumerate(v.controllers):
-        if source in EVERYBODY:
+        if ipaddress.ip_network(source).prefixlen < WIDEST:
             where = ("fleet_controllers", index)
-            fleet.report(rules.CONTROLLERS, "it contains every address", where, value=source)
+            fleet.report(rules.CONTROLLERS, f"it is wider than /{WIDEST}", where, value=source)
     for name in ("tls_ca", "tls_name"):
         if getattr(v, name) and not v.tls_certificate:
             what = "fleet_tls_certificate is not set"

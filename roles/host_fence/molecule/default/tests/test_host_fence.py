@@ -51,7 +51,7 @@ def open_connection() -> Iterator[socket.socket]:
 
 
 def test_only_who_is_listed_connects() -> None:
-    assert fence("198.18.40.99") == 2  # the file, and what is in force
+    assert fence("198.18.40.99") == 3  # the two files, and what is in force
     assert_running(HOST, "vllm-fleet-fence")
     assert (dialed(FENCED), dialed(OTHER), dialed(22)) == ("ConnectionRefusedError", "connected", "connected")
     assert fence("198.18.40.99") == 0
@@ -60,11 +60,13 @@ def test_only_who_is_listed_connects() -> None:
 
 
 def test_a_change_keeps_the_connections_of_those_who_still_may() -> None:
-    assert fence(HERE) == 2
+    assert fence(HERE) == 3
     with open_connection() as connection:
-        assert fence(HERE, "198.18.40.99") == 2
+        assert fence(HERE, "198.18.40.99") == 3
         connection.sendall(b"still there")
-        assert fence("198.18.40.99") == 2
+        assert fence("198.18.40.99", host_fence_keep=True) == 0
+        connection.sendall(b"still there")
+        assert fence("198.18.40.99") == 3
         connection.sendall(b"gone")
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
@@ -87,6 +89,9 @@ def test_it_outlives_what_nftables_service_does() -> None:
 
 def test_flushed_rules_come_back_and_those_of_others_are_left_alone() -> None:
     fence("198.18.40.99")
+    run(HOST, "nft flush chain inet vllm_fleet input")
+    assert dialed(FENCED) == "connected"
+    assert fence("198.18.40.99") == 1
     run(HOST, "nft flush ruleset; nft add table inet molecule; nft add chain inet molecule kept")
     assert dialed(FENCED) == "connected"
     assert fence("198.18.40.99") == 1
@@ -96,6 +101,6 @@ def test_flushed_rules_come_back_and_those_of_others_are_left_alone() -> None:
     assert dialed(FENCED) == "connected"
     assert host(HOST).run(TABLE).rc != 0
     assert "chain kept" in run(HOST, "nft list table inet molecule && nft delete table inet molecule")
-    places = "/etc/vllm-fleet/fence.nft /etc/systemd/system/*fence* /etc/systemd/system/nftables.service.d/*"
+    places = "/etc/vllm-fleet/fence.* /etc/systemd/system/*fence* /etc/systemd/system/nftables.service.d/*"
     assert run(HOST, f"ls -d {places} 2>/dev/null || true") == ""
     assert fence("198.18.40.99", part="remove") == 0

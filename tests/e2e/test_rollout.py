@@ -92,7 +92,8 @@ def load(clients: int):
     threads = [threading.Thread(target=generate, args=(number,), daemon=True) for number in range(clients)]
     for thread in threads:
         thread.start()
-    time.sleep(2.5)  # all are with an engine, none is done
+    wait_until(lambda: fetch(ADMISSION)["in_flight"] == clients, 20)
+    time.sleep(0.5)  # all are with an engine, none is done
     yield seen
     for thread in threads:
         thread.join(timeout=280)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,29 +215,34 @@ def test_a_path_passes_as_a_whole_or_not_at_all(haproxy: Front, router: Any, met
 # --- admission ---------------------------------------------------------------------------------------------------
 
 
-def test_closed_admission_refuses_requests_and_lets_those_that_run_end(haproxy: Front, router: Any) -> None:
+@contextmanager
+def under_way(router: Any, seconds: float, send: Callable[[], tuple[int, Any, Any]]) -> Iterator[list[int]]:
+    """A request that the router answers when the block ends; what is given has its status then."""
     arrived, go_on = threading.Event(), threading.Event()
 
     def slow(path: str, _body: Any) -> tuple[int, dict[str, str]]:
         arrived.set()
-        assert go_on.wait(10)
+        assert go_on.wait(seconds)
         return 200, {"path": path}
 
     router.answer = slow
     given: list[int] = []
-    thread = threading.Thread(
-        target=lambda: given.append(haproxy.send("POST", "/v1/completions", {"stream": True})[0])
-    )
+    thread = threading.Thread(target=lambda: given.append(send()[0]))
     thread.start()
     assert arrived.wait(10)
-    assert haproxy.control("GET", "/admission") == (200, {"admission": "open", "in_flight": 1})
-    closed = {"admission": "closed", "in_flight": 1}
-    assert haproxy.control("POST", "/admission/close") == (200, closed)
-    assert haproxy.control("POST", "/admission/close") == (200, closed)
-    status, headers, body = haproxy.send("POST", "/v1/completions", {})
-    assert (status, headers["retry-after"], body["error"]["code"]) == (503, "10", 503)
+    yield given
     go_on.set()
-    thread.join(10)
+    thread.join(seconds)
+
+
+def test_closed_admission_refuses_requests_and_lets_those_that_run_end(haproxy: Front, router: Any) -> None:
+    with under_way(router, 10, lambda: haproxy.send("POST", "/v1/completions", {"stream": True})) as given:
+        assert haproxy.control("GET", "/admission") == (200, {"admission": "open", "in_flight": 1})
+        closed = {"admission": "closed", "in_flight": 1}
+        assert haproxy.control("POST", "/admission/close") == (200, closed)
+        assert haproxy.control("POST", "/admission/close") == (200, closed)
+        status, headers, body = haproxy.send("POST", "/v1/completions", {})
+        assert (status, headers["retry-after"], body["error"]["code"]) == (503, "10", 503)
     assert given == [200]
     assert haproxy.control("GET", "/admission") == (200, {"admission": "closed", "in_flight": 0})
     assert haproxy.send("GET", "/health")[0] == 200
@@ -416,26 +421,11 @@ def test_no_key_reaches_engines_where_none_is_asked_for(haproxy: Front, router: 
 
 
 def test_keys_change_under_an_open_stream(keyed: Front, router: Any) -> None:
-    arrived, go_on = threading.Event(), threading.Event()
-
-    def slow(path: str, _body: Any) -> tuple[int, dict[str, str]]:
-        arrived.set()
-        assert go_on.wait(20)
-        return 200, {"path": path}
-
-    router.answer = slow
-    given: list[int] = []
-    thread = threading.Thread(
-        target=lambda: given.append(keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0])
-    )
-    thread.start()
-    assert arrived.wait(10)
-    keyed.reload(**clients(bob=BOB))
-    router.answer = lambda path, _body: (200, {"path": path})
-    assert keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 401
-    assert keyed.send("POST", "/v1/completions", {}, **bearer(BOB))[0] == 200
-    go_on.set()
-    thread.join(20)
+    with under_way(router, 20, lambda: keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))) as given:
+        keyed.reload(**clients(bob=BOB))
+        router.answer = lambda path, _body: (200, {"path": path})
+        assert keyed.send("POST", "/v1/completions", {}, **bearer(ALICE))[0] == 401
+        assert keyed.send("POST", "/v1/completions", {}, **bearer(BOB))[0] == 200
     assert given == [200]
 
 

@@ -1,16 +1,20 @@
-"""Measures pause, sleep, wake and resume of 8 scripted engines against the slowest alone, in the same run.
+"""Measures pause, sleep, wake and resume of a whole fleet against its engines alone, in the same run.
 
-Engine number n of 8 takes n eighths of the seconds in SLOWEST for each call. On 2x H200 (vLLM 0.26) one
-took 8 s for /sleep and 0.3 s for /wake_up; here is a fourth of that, and a wake of weights that takes longer.
+    python benchmarks/rollout.py [PLAN]
+
+PLAN is what `vllm-fleet plan --json` printed of a fleet that runs, with this host among its controllers.
+Without it, 8 engines are scripted: number n of 8 takes n eighths of the seconds in SLOWEST for each call. On
+2x H200 (vLLM 0.26) one took 8 s for /sleep and 0.3 s for /wake_up; here is a fourth of that, and a wake of
+weights that takes longer.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
@@ -39,24 +43,27 @@ def alone(plan: dict[str, Any], name: str) -> dict[str, Any]:
     return plan | {"engines": [engine for engine in plan["engines"] if engine["name"] == name]}
 
 
-def main() -> None:
+def measure(plan: dict[str, Any]) -> None:
     """Print a row for each run."""
-    print(f"{'all 8':>8} {'slowest':>8} {'ratio':>6} {'more':>6} {'one by one':>11}  seconds")
+    print(f"{'together':>8} {'slowest':>8} {'ratio':>6} {'more':>6} {'one by one':>11}  seconds")
+    for _ in range(RUNS):
+        seconds = cycle(plan)
+        own = [cycle(alone(plan, engine["name"])) for engine in plan["engines"]]
+        most = max(own)
+        print(f"{seconds:8.2f} {most:8.2f} {seconds / most:6.2f} {seconds - most:6.2f} {sum(own):11.2f}")
+        if seconds > most + 1:
+            raise SystemExit("The sequence took over 1 s more than its slowest engine.")
+
+
+def main() -> None:
+    """Measure the fleet of a plan, or a scripted one."""
+    if sys.argv[1:]:
+        measure(json.loads(Path(sys.argv[1]).read_text())["plan"])
+        return
     with scripted_fleet(4, 4) as fleet:
         for number, engine in enumerate(fleet.engines.values(), 1):
             engine.delays = {path: seconds * number / 8 for path, seconds in SLOWEST.items()}
-        slowest = list(fleet.engines)[-1]
-        for _ in range(RUNS):
-            fleet.calls.clear()
-            seconds = cycle(fleet.plan())
-            calls = [
-                (fleet.engines[name], urlsplit(path).path) for name, path in fleet.calls if name != "front"
-            ]
-            one_by_one = sum(engine.delays.get(path, 0) for engine, path in calls)
-            own = cycle(alone(fleet.plan(), slowest))
-            print(f"{seconds:8.2f} {own:8.2f} {seconds / own:6.2f} {seconds - own:6.2f} {one_by_one:11.2f}")
-            if seconds > own + 1:
-                raise SystemExit("The sequence took over 1 s more than its slowest engine.")
+        measure(fleet.plan())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 from conftest import DECODE, PAIR, PREFILL, ask, steady_stream
-from kv_proxy import running
+from kv_proxy import KvProxy
 from lab import FRONT, LAB
 
 POOLS = yaml.safe_load((LAB / "group_vars" / "all.yml").read_text())["fleet_pools"]
@@ -223,8 +223,8 @@ def test_a_raised_floor_fails(fleet):
 )
 def test_wrong_or_no_kv_fails(fleet, fault, seen):
     """The prefill is behind a proxy that swaps the KV, or hides it; engines and transfers are real."""
-    with running("http://198.18.40.4:8000", fault, (GATEWAY, 0)) as proxied:
-        result = prove_pair(fleet, prefill=proxied)
+    with KvProxy("http://198.18.40.4:8000", fault, (GATEWAY, 0)).running() as proxied:
+        result = prove_pair(fleet, prefill=proxied.url)
     assert result["pairs"][0]["verdict"] == "failed", result
     assert PAIR in result["msg"]
     assert seen in result["msg"]

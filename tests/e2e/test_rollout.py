@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import DECODE, PREFILL, ask
 from lab import FRONT, ROOT, fetch
+from proxy import ControlProxy
 
 SLOTS = 8  # max_num_seqs of the lab's engines
 TOKENS = 3000  # some 15 s, if 8 are generated at once
@@ -38,22 +39,27 @@ def rl(fleet, rl_inventory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def control(rl, tmp_path_factory):
-    """`vllm-fleet rollout` as a trainer's host runs it, with a plan for an inventory; `fails` says that it must."""
-    plan = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan.write_text(
-        subprocess.run(
-            [PROGRAM, "plan", "-i", rl, "--json"], capture_output=True, check=True, text=True
-        ).stdout
-    )
+def control(rl):
+    """`vllm-fleet rollout` as a trainer's host runs it, with a plan for an inventory.
 
-    def run(*words: str, fails: bool = False) -> SimpleNamespace:
-        command = [PROGRAM, "rollout", *words, "--plan", plan, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    `fails` says that it must; `proxied` has other URLs of engines than the plan.
+    """
+    said = subprocess.run(
+        [PROGRAM, "plan", "-i", rl, "--json"], capture_output=True, check=True, text=True
+    ).stdout
+
+    def run(*words: str, fails: bool = False, proxied: dict[str, str] | None = None) -> SimpleNamespace:
+        plan = json.loads(said)
+        for engine in plan["plan"]["engines"]:
+            engine["url"] = (proxied or {}).get(engine["name"], engine["url"])
+        command = [PROGRAM, "rollout", *words, "--plan", "-", "--json"]
+        asked = json.dumps(plan)
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == int(fails), done.stdout + done.stderr
-        said = json.loads(done.stdout)
-        states = {engine["name"]: engine["state"] for engine in said["engines"]}
-        return SimpleNamespace(**said, states=states)
+        result = json.loads(done.stdout)
+        engines = {engine["name"]: SimpleNamespace(**engine) for engine in result["engines"]}
+        states = {name: engine.state for name, engine in engines.items()}
+        return SimpleNamespace(**result | {"engines": engines}, states=states)
 
     # Engines that ran before keep the version they had then.
     run("pause")
@@ -137,8 +143,8 @@ def test_a_fleet_under_load_sleeps_wakes_and_loses_no_request(control):
     alone = ask("http://198.18.40.5:8000", timeout=120, **long_request(0) | {"max_tokens": 1500})
     assert seen.texts[0].startswith(alone["choices"][0]["text"])
     after = control("weights_info")
-    assert {engine["weight_version"] for engine in after.engines} == {"step-1"}
-    assert all(engine["after"]["kv_expired"] == engine["before"]["kv_expired"] for engine in after.engines)
+    assert {engine.weight_version for engine in after.engines.values()} == {"step-1"}
+    assert all(engine.after["kv_expired"] == engine.before["kv_expired"] for engine in after.engines.values())
 
 
 def test_the_playbook_does_the_same_and_aborts_where_that_is_said(fleet, rl, control):
@@ -156,6 +162,40 @@ def test_the_playbook_does_the_same_and_aborts_where_that_is_said(fleet, rl, con
     control("wake")
     assert fleet.play("rollout", "-e", "action=resume", inventory=rl).rc == 0
     assert ask(FRONT, prompt="Hello", max_tokens=4)["usage"]["completion_tokens"] == 4
+
+
+def test_an_engine_that_is_slow_and_one_whose_answers_are_empty_are_told_and_hold_up_no_other(control):
+    """Real engines, each behind a proxy that is late, or drops the bodies of answers."""
+    with (
+        ControlProxy("http://198.18.40.4:8000").running() as prefill,
+        ControlProxy("http://198.18.40.5:8000").running() as decode,
+    ):
+        proxied = {PREFILL: prefill.url, DECODE: decode.url}
+        decode.delays = {"/sleep": 4}
+        asleep = control("sleep", proxied=proxied)
+        assert asleep.states == {PREFILL: "asleep 1", DECODE: "asleep 1"}
+        assert asleep.engines[PREFILL].seconds < 2 < 4 < asleep.engines[DECODE].seconds
+
+        decode.delays = {"/wake_up": 4}
+        late = control("wake", "--timeout", "2", fails=True, proxied=proxied)
+        assert "/wake_up" in late.engines[DECODE].fault
+        assert "did not answer within 2 s" in late.engines[DECODE].fault
+        assert late.engines[PREFILL].fault == ""
+        assert (late.admission, late.remedy[:14]) == ("closed", "Run wake again")
+        decode.delays = {}
+
+        # What an engine was told to do it does; what it was asked it has to say.
+        prefill.empty = {"/pause", "/sleep", "/wake_up", "/resume", "/update_weight_version"}
+        control("wake", "--tags", "weights", proxied=proxied)
+        control("set_version", "step-2", proxied=proxied)
+        control("wake", proxied=proxied)
+        assert control("resume", proxied=proxied).states == {PREFILL: "running", DECODE: "running"}
+        for path in ("/is_paused", "/weight_info", "/metrics"):
+            prefill.empty = {path}
+            silent = control("sleep", fails=True, proxied=proxied)
+            assert path in silent.engines[PREFILL].fault
+            assert "Nothing was done" in silent.message
+    assert control("status").states == {PREFILL: "running", DECODE: "running"}
 
 
 def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet, rl, control):
@@ -177,8 +217,7 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet,
     )
     result = pausing.result
     assert (result.states, result.admission) == ({PREFILL: "paused", DECODE: None}, "closed")
-    [fault] = [engine["fault"] for engine in result.engines if engine["name"] == DECODE]
-    assert "http://198.18.40.5:8000/" in fault
+    assert "http://198.18.40.5:8000/" in result.engines[DECODE].fault
     assert result.remedy == "Run pause again to finish it, or resume to go back."
 
     assert "Nothing was done" in control("resume", fails=True).message
@@ -197,11 +236,11 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_the_way_back_works(fleet,
 
 def test_a_trainer_finds_its_peers(control):
     said = control("peers")
-    assert [(one["name"], one["rank_offset"], one["world_size"]) for one in said.engines] == [
+    assert [(name, one.rank_offset, one.world_size) for name, one in said.engines.items()] == [
         (PREFILL, 1, 1),
         (DECODE, 2, 1),
     ]
     assert said.world_size == 3
-    for engine in said.engines:
-        with urllib.request.urlopen(engine["url"] + "/server_info?config_format=json", timeout=30) as answer:
+    for engine in said.engines.values():
+        with urllib.request.urlopen(engine.url + "/server_info?config_format=json", timeout=30) as answer:
             assert json.load(answer)["vllm_config"]

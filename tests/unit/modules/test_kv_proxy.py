@@ -18,8 +18,8 @@ def upstream(fake_server):
 
 
 def through(upstream, fault, body):
-    with kv_proxy.running(upstream.url, fault) as url:
-        answer = fetch(f"{url}/v1/completions", body)
+    with kv_proxy.KvProxy(upstream.url, fault).running() as proxy:
+        answer = fetch(f"{proxy.url}/v1/completions", body)
     return upstream.asked[-1][1], answer
 
 
@@ -34,14 +34,17 @@ def test_wrong_kv_changes_the_code_of_transfers_only(upstream):
 
 
 def test_strip_and_ignore_take_the_parameters_out_of_answers_and_requests(upstream):
-    with kv_proxy.running(upstream.url, "strip") as url:
-        assert fetch_json(f"{url}/v1/completions", {"kv_transfer_params": TRANSFER}) == {"id": 1}
+    with kv_proxy.KvProxy(upstream.url, "strip").running() as proxy:
+        assert fetch_json(f"{proxy.url}/v1/completions", {"kv_transfer_params": TRANSFER}) == {"id": 1}
     assert upstream.asked[-1][1] == {"kv_transfer_params": TRANSFER}
-    with kv_proxy.running(upstream.url, "ignore") as url:
-        assert fetch_json(f"{url}/v1/completions", {"prompt": "x", "kv_transfer_params": TRANSFER})["id"] == 1
+    with kv_proxy.KvProxy(upstream.url, "ignore").running() as proxy:
+        assert (
+            fetch_json(f"{proxy.url}/v1/completions", {"prompt": "x", "kv_transfer_params": TRANSFER})["id"]
+            == 1
+        )
     assert upstream.asked[-1][1] == {"prompt": "x"}
 
 
 def test_an_upstream_that_is_down_is_a_502():
-    with kv_proxy.running("http://127.0.0.1:9", "strip") as url:
-        assert fetch(f"{url}/health").status == 502
+    with kv_proxy.KvProxy("http://127.0.0.1:9", "strip").running() as proxy:
+        assert fetch(f"{proxy.url}/health").status == 502

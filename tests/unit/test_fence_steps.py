@@ -128,10 +128,10 @@ def test_a_fence_is_widened_before_a_change_and_narrowed_after_it(machine):
     assert REJECT.format("5600, 8000") in before
     assert machine.play("widen", AFTER, "--check") > 0
     assert machine.kernel() == before
-    assert machine.play("widen", AFTER) == 3  # the data, the rules, and what is in force
+    assert machine.play("widen", AFTER) == 2  # the files, and what is in force
     assert ACCEPT.format(BOTH, "10.0.0.1, 10.0.0.2, 10.0.0.3") in machine.kernel()
     assert REJECT.format(BOTH) in machine.kernel()
-    assert machine.play("narrow", AFTER) == 3
+    assert machine.play("narrow", AFTER) == 2
     assert ACCEPT.format("5600, 9000", "10.0.0.2, 10.0.0.3") in machine.kernel()
     assert "8000" not in machine.kernel()
     # A second run of site.yml.

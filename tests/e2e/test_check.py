@@ -115,16 +115,21 @@ def test_an_accepted_failure_does_not_stop(fleet):
         assert f"ACCEPTED {seen}" in done.words
 
 
-def test_a_host_that_does_not_answer(fleet, changed_inventory):
+@pytest.mark.parametrize("names", [[DECODE_HOST], [DECODE_HOST, ROUTER]], ids="+".join)
+def test_hosts_that_do_not_answer(fleet, changed_inventory, names):
     def move_ssh(groups):
-        groups["router"]["hosts"][ROUTER]["ansible_port"] = 9
+        for name in names:
+            (group,) = (one for one in ("decode", "router") if name in groups[one]["hosts"])
+            groups[group]["hosts"][name]["ansible_port"] = 9
 
-    done = fleet.play("check", inventory=changed_inventory(move_ssh))
+    done = fleet.play("site", inventory=changed_inventory(move_ssh))
     assert done.rc != 0
-    assert f"FAIL answers {ROUTER}" in done.words
+    for name in names:
+        assert f"FAIL answers {name}" in done.words
     assert "Connection refused" in done.words
     # The others were looked at all the same.
-    assert "checks, 3 hosts: 1 fail, 2 warn," in done.words
+    assert f"checks, 3 hosts: {len(names)} fail," in done.words
+    assert "Refuse hosts that the fleet would fail on" in done.output.rsplit("TASK [", 1)[-1]
 
 
 def test_a_running_fleet_passes_and_is_left_alone(fleet):

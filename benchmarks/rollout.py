@@ -48,7 +48,7 @@ def measure(plan: dict[str, Any]) -> None:
     print(f"{'together':>8} {'slowest':>8} {'ratio':>6} {'more':>6} {'one by one':>11}  seconds")
     for _ in range(RUNS):
         seconds = cycle(plan)
-        own = [cycle(alone(plan, engine["name"])) for engine in plan["engines"]]
+        own = [cycle(alone(plan, engine.name)) for engine in Fleet.from_plan(plan).engines]
         most = max(own)
         print(f"{seconds:8.2f} {most:8.2f} {seconds / most:6.2f} {seconds - most:6.2f} {sum(own):11.2f}")
         if seconds > most + 1:

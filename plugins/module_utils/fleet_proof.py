@@ -12,6 +12,8 @@ PASSED, FAILED, NOT_ATTRIBUTABLE = "passed", "failed", "not attributable"
 RATE_OK, RATE_LOW, RATE_NOT_JUDGED = "ok", "below the floor", "not judged"
 
 GIGABYTE = 1e9
+# Logits are bfloat16, so beyond 16 they are 0.125 apart, and two engines may add up in different orders.
+TIE_NATS = 0.5
 SLOW_CAUSES = {
     "nvlink": "UCX has usually fallen back to TCP: no IMEX channel in the container, KV memory that is not "
     "exportable (cumem allocator off), or UCX_TLS without cuda_ipc",
@@ -229,10 +231,36 @@ def _went_back(delta: Counters) -> bool:
     return any(getattr(delta, f.name) < 0 for f in fields(delta) if f.name not in _GAUGES)
 
 
+def tie(evidence: Evidence, likeliest: list[dict[str, float]]) -> str | None:
+    """How little the prefill preferred its own token to the first wrong one, in words; None if clearly.
+
+    Rounding may decide such a token, and wrong KV as well: it proves neither.
+
+    Args:
+        evidence: of a request whose tokens are not those of the reference.
+        likeliest: for each token of the reference the two that the prefill found likeliest, each as
+            `token_id:N` (vLLM's `return_tokens_as_token_ids`) -> log probability.
+
+    """
+    at = _differs_at(evidence.reference, evidence.tokens)
+    if at >= min(len(evidence.reference), len(evidence.tokens), len(likeliest)):
+        return None
+    ours, theirs = (
+        likeliest[at].get(f"token_id:{tokens[at]}") for tokens in (evidence.reference, evidence.tokens)
+    )
+    if ours is None or theirs is None or abs(ours - theirs) > TIE_NATS:
+        return None
+    return f"the prefill preferred its own by {abs(ours - theirs):.2g} nats only, which rounding may turn"
+
+
+def _differs_at(want: list[int], got: list[int]) -> int:
+    shorter = min(len(want), len(got))
+    return next((i for i in range(shorter) if want[i] != got[i]), shorter)
+
+
 def _difference(evidence: Evidence, head: slice) -> str:
     want, got = evidence.reference[head], evidence.tokens[head]
-    shorter = min(len(want), len(got))
-    at = next((i for i in range(shorter) if want[i] != got[i]), shorter)
+    at = _differs_at(want, got)
     return (
         f"the tokens differ from the prefill's own from token {at + 1} on: expected {want}, got {got}. "
         "The decode worked on wrong KV, or the two engines do not run the same model in the same way"

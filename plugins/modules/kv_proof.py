@@ -107,7 +107,9 @@ options:
     type: int
     default: 3
   attempts:
-    description: The most measured requests of a pair; more than one only when other traffic hid the first.
+    description:
+      - The most measured requests of a pair; more than one only when other traffic hid the first, or when its
+        first wrong token is one that rounding may have decided.
     type: int
     default: 5
   budget:
@@ -190,6 +192,7 @@ from ansible.module_utils.fleet_proof import (
     make_prompts,
     read_counters,
     report,
+    tie,
 )
 
 SETTLE = 5.0  # for the decode to end what it does
@@ -282,9 +285,9 @@ class PairProof:
         try:
             self._reach()
             self._warm_up()
-            while judgement.verdict == NOT_ATTRIBUTABLE and self.attempts < self.params["attempts"]:
-                self.attempts += 1
-                judgement = judge(self._measure(), self.terms)
+            again = True
+            while again and self.attempts < self.params["attempts"]:
+                judgement, again = self._attempt()
         except FAULTS as fault:
             judgement = Judgement(FAILED, [str(fault)])
         if judgement.verdict == FAILED:
@@ -329,7 +332,20 @@ class PairProof:
                 ok, seen = False, str(fault)
             self.warmups.append({"ok": ok, "seconds": round(time.monotonic() - began, 3), "seen": seen})
 
-    def _measure(self) -> Evidence:
+    def _attempt(self) -> tuple[Judgement, bool]:
+        """Judge one measured request; whether another prompt may tell more."""
+        self.attempts += 1
+        prompt, evidence = self._measure()
+        judgement = judge(evidence, self.terms)
+        if judgement.tokens_equal is False and len(judgement.reasons) == 1:
+            undecided = tie(evidence, self._likeliest(prompt))
+            if undecided:
+                judgement.reasons.append(f"{undecided}; {self.attempts} prompts were tried")
+                return judgement, True
+        return judgement, judgement.verdict == NOT_ATTRIBUTABLE
+
+    def _measure(self) -> tuple[str, Evidence]:
+        """Send a prompt alone and through the pair; the prompt, and what was seen."""
         for _ in range(PROMPTS):
             prompts = self._prompts()
             reference, altered = self._alone(prompts.original), self._alone(prompts.altered)
@@ -338,7 +354,7 @@ class PairProof:
         before, block_size = self._idle()
         generated = self._through_the_pair(prompts.original)
         self.ttft = round(generated.ttft, 3)
-        return Evidence(
+        return prompts.original, Evidence(
             prompt_tokens=self.prompt_tokens or 0,
             block_size=block_size,
             reference=reference,
@@ -360,6 +376,15 @@ class PairProof:
             raise ProofError(
                 f"{self.prefill['url']} answered a completion without usage or choices"
             ) from None
+
+    def _likeliest(self, prompt: str) -> list[dict[str, float]]:
+        """The two tokens that the prefill alone finds likeliest at each place; none where it does not say."""
+        more = {"logprobs": 2, "return_tokens_as_token_ids": True, "cache_salt": secrets.token_hex(8)}
+        try:
+            answer = self._complete(self.prefill, prompt, **more)
+            return list(answer["choices"][0]["logprobs"]["top_logprobs"])
+        except (*FAULTS, KeyError, IndexError, TypeError):
+            return []
 
     def _through_the_pair(self, prompt: str) -> Generated:
         answer = self._complete(self.prefill, prompt, kv_transfer_params=REMOTE_DECODE, max_tokens=1)

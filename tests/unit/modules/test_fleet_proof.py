@@ -17,6 +17,7 @@ from ansible.module_utils.fleet_proof import (
     make_prompts,
     read_counters,
     report,
+    tie,
 )
 
 TERMS = Terms(
@@ -73,6 +74,27 @@ def test_a_wrong_answer_fails(evidence, change, reason):
     judgement = judge(replace(evidence, **change), TERMS)
     assert judgement.verdict == FAILED
     assert any(re.search(reason, text) for text in judgement.reasons), judgement.reasons
+
+
+@pytest.mark.parametrize(
+    ("third", "tokens", "undecided"),
+    [
+        ({"token_id:3": -0.69, "token_id:8": -0.75}, [1, 2, 8, 4], "by 0.06 nats only"),
+        # The second is likelier: the prefill has turned it round by itself.
+        ({"token_id:8": -0.69, "token_id:3": -0.75}, [1, 2, 8, 4], "by 0.06 nats only"),
+        ({"token_id:3": -0.4, "token_id:8": -1.1}, [1, 2, 8, 4], None),  # it was sure
+        ({"token_id:8": -0.4, "token_id:3": -1.1}, [1, 2, 8, 4], None),
+        ({"token_id:3": -0.69, "token_id:9": -0.75}, [1, 2, 8, 4], None),  # between other tokens
+        ({}, [1, 2, 8, 4], None),
+        ({"token_id:3": -0.69, "token_id:8": -0.75}, [1, 2], None),  # none is wrong, some are missing
+        ({"token_id:3": -0.69, "token_id:8": -0.75}, [1, 7, 8, 4], None),  # an earlier one is wrong
+    ],
+)
+def test_a_token_that_rounding_may_decide(evidence, third, tokens, undecided):
+    sure = [{f"token_id:{token}": -0.01, "token_id:0": -5.0} for token in evidence.reference]
+    words = tie(replace(evidence, tokens=tokens), [*sure[:2], third, sure[3]])
+    assert (undecided in words) if undecided else (words is None)
+    assert tie(replace(evidence, tokens=tokens), []) is None
 
 
 def test_right_tokens_without_kv_bytes_fail(evidence):

@@ -33,6 +33,9 @@ class FakePair:
         self.transfer = {"do_remote_prefill": True, "remote_block_ids": [[1, 2, 3]]}
         self.metrics = None
         self.events = None
+        self.wrong = 0  # measured requests whose second token is the next one
+        self.gap = 0.1  # in nats, by which the prefill prefers its own to that one
+        self.tells = True
 
     def tokens(self, prompt):
         if self.blind > 0:
@@ -51,6 +54,14 @@ class FakePair:
         }
         if body.get("kv_transfer_params"):
             answer["kv_transfer_params"] = self.transfer
+        if body.get("logprobs"):
+            if not self.tells:
+                return 400, {"error": {"message": "Requested sample logprobs of 2, which is greater than 1"}}
+            assert body["return_tokens_as_token_ids"]
+            first, second = self.tokens(body["prompt"])
+            likeliest = [{f"token_id:{first}": -0.1, "token_id:0": -4.0}]
+            likeliest += [{f"token_id:{second}": -0.5, f"token_id:{second + 1}": -0.5 - self.gap}]
+            answer["choices"][0]["logprobs"] = {"top_logprobs": likeliest}
         return 200, answer
 
     def _decode(self, path, body):
@@ -71,9 +82,12 @@ class FakePair:
         else:
             self.bytes += PROMPT_TOKENS * 1024
             self.transfers += 1
+        tokens = self.tokens(body["prompt"])
+        if self.transfers > 1 and self.wrong:
+            self.wrong -= 1
+            tokens[1] += 1
         events = self.events or [
-            {"choices": [{"text": "w", "token_ids": [token], "finish_reason": None}]}
-            for token in self.tokens(body["prompt"])
+            {"choices": [{"text": "w", "token_ids": [token], "finish_reason": None}]} for token in tokens
         ]
         return 200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
@@ -219,6 +233,38 @@ def test_a_page_that_takes_longer_than_counters_may_be_late_is_asked_for_again(p
 def test_one_prompt_that_tells_nothing_is_replaced(prove, pair):
     pair.blind = 2
     assert prove(warmups=0)["pairs"][0]["verdict"] == "passed"
+
+
+def test_a_token_that_rounding_may_have_decided_is_tried_again(prove, pair):
+    pair.wrong = 2
+    [judged] = prove()["pairs"]
+    assert (judged["verdict"], judged["attempts"], judged["tokens_equal"]) == ("passed", 3, True)
+    assert judged["reasons"] == []
+
+
+@pytest.mark.parametrize(("gap", "tells"), [(3.0, True), (0.1, False)], ids=["sure", "untold"])
+def test_another_wrong_token_is_not(prove, pair, gap, tells):
+    pair.wrong, pair.gap, pair.tells = 2, gap, tells
+    [judged] = prove()["pairs"]
+    assert (judged["verdict"], judged["attempts"], judged["tokens_equal"]) == ("failed", 1, False)
+    assert len(judged["reasons"]) == 1
+
+
+def test_a_pair_that_rounds_every_prompt_otherwise_fails(prove, pair):
+    pair.wrong = 99
+    [judged] = prove()["pairs"]
+    assert (judged["verdict"], judged["attempts"]) == ("failed", 5)
+    assert "by 0.1 nats only, which rounding may turn; 5 prompts were tried" in judged["reasons"][1]
+
+
+def test_too_little_kv_is_no_matter_of_rounding(prove, pair):
+    pair.wrong = 99
+    [judged] = prove(bytes_per_token=2048)["pairs"]
+    assert judged["attempts"] == 1
+    assert len(judged["reasons"]) == 2
+    pair.wrong = 0
+    prove(bytes_per_token=2048)
+    assert not any("logprobs" in (body or {}) for _path, body in pair.prefill.asked)
 
 
 def test_a_model_whose_tokens_tell_nothing_fails(prove, pair):

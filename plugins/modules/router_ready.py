@@ -8,7 +8,8 @@ description:
   - Waits for C(/readiness) to count every declared engine healthy, compares C(/workers) with the lists, and
     asks for one completion. A unit that failed or was restarted fails the module at once, with the last lines
     of its log.
-  - With O(front) only asks for one completion and one chat completion. HTTP 200 alone does not count.
+  - With O(front) only asks for one completion and one chat completion, and warns of a certificate that ends
+    within 30 days. HTTP 200 alone does not count.
   - Changes nothing on the host, so it runs in check mode too.
 options:
   url:
@@ -104,9 +105,12 @@ waited:
   type: float
 """
 
+import socket
+import ssl
 import time
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fleet_http import HttpError, fetch, fetch_json
@@ -114,6 +118,7 @@ from ansible.module_utils.fleet_unit import UnitError, journal_tail, unit_state
 
 QUICK = 5.0
 PAUSE = 0.5
+CERTIFICATE_DAYS = 30  # of notice
 WORKERS_ADVICE = (
     "The router's list is fixed when it starts: start one with the declared engines, and check that each of "
     "them is ready first"
@@ -201,6 +206,22 @@ def generate(url: str, path: str, params: dict[str, Any]) -> str:
     return str(text)
 
 
+def certificate_end(url: str, ca: str | None) -> float:
+    """When the certificate behind an https URL ends, in seconds since the epoch.
+
+    Raises:
+        OSError: it cannot be had, or not be believed.
+
+    """
+    parts = urlsplit(url)
+    context = ssl.create_default_context(cafile=ca)
+    with (
+        socket.create_connection((str(parts.hostname), parts.port or 443), QUICK) as plain,
+        context.wrap_socket(plain, server_hostname=parts.hostname) as encrypted,
+    ):
+        return float(ssl.cert_time_to_seconds(str((encrypted.getpeercert() or {})["notAfter"])))
+
+
 def read_key(module: AnsibleModule) -> str:
     """The key for the front; empty where it asks for none."""
     path: str | None = module.params["key_file"]
@@ -269,6 +290,22 @@ class Check:
                 )
             time.sleep(PAUSE)
 
+    def warn_of_certificate(self) -> None:
+        """Say so if the front's certificate ends soon."""
+        if not self.url.startswith("https:"):
+            return
+        try:
+            end = certificate_end(self.url, self.params["ca"])
+        except OSError as error:
+            self.fail(f"The certificate of {self.url} cannot be looked at: {error}")
+        days = (end - time.time()) / 86400
+        if days < CERTIFICATE_DAYS:
+            date = time.strftime("%Y-%m-%d", time.gmtime(end))
+            self.module.warn(
+                f"The front's certificate ends on {date}, in {days:.0f} days. Put a new one where "
+                "fleet_tls_certificate says and run playbooks/router.yml"
+            )
+
     def generate(self, paths: list[str]) -> dict[str, str]:
         try:
             return {path: generate(self.url, path, self.params) for path in paths}
@@ -310,6 +347,7 @@ def main() -> None:
     began = time.monotonic()
     if module.params["front"]:
         answers = check.generate(["/v1/completions", "/v1/chat/completions"])
+        check.warn_of_certificate()
         module.exit_json(changed=False, readiness={}, workers=[], answers=answers, waited=0.0)
 
     expected = expected_workers(module.params)

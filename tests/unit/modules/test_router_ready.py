@@ -1,6 +1,7 @@
 """What a router says about its engines, compared with what was declared; answers recorded from a real router."""
 
 import json
+import re
 import ssl
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_a_key_that_is_not_there_is_told(check, router):
     assert not router.server.asked
 
 
-def test_a_certificate_is_judged_by_the_ca_that_is_given(check, router, tmp_path):
+def test_a_certificate_is_judged_by_the_ca_that_is_given(check, router, tmp_path, monkeypatch):
     program = Path(__file__).parents[3] / "roles/lab_hosts/files/certificates.py"
     for folder in ("own", "other"):
         subprocess.run([sys.executable, program, tmp_path / folder, "127.0.0.1"], check=True)
@@ -214,7 +215,11 @@ def test_a_certificate_is_judged_by_the_ca_that_is_given(check, router, tmp_path
     context.load_cert_chain(tmp_path / "own/front.pem")
     router.server.socket = context.wrap_socket(router.server.socket, server_side=True)
     url = router.server.url.replace("http:", "https:")
-    assert not check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem")).get("failed")
+    right = check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem"))
+    assert (right.get("failed"), right.get("warnings")) == (None, None)
+    monkeypatch.setattr("router_ready.CERTIFICATE_DAYS", 366)
+    [warning] = check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem"))["warnings"]
+    assert re.search(r"The front's certificate ends on 20\d\d-\d\d-\d\d, in 36[45] days", str(warning))
     for ca in (None, str(tmp_path / "other/ca.pem")):
         message = check(front=True, unit=None, url=url, ca=ca)["msg"]
         assert "has a certificate that cannot be believed" in message

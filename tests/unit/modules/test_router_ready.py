@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 
 UNIT = "vllm-router@a.service"
 P, D = "http://127.0.0.1:8100", "http://127.0.0.1:8101"
@@ -215,11 +216,13 @@ def test_a_certificate_is_judged_by_the_ca_that_is_given(check, router, tmp_path
     context.load_cert_chain(tmp_path / "own/front.pem")
     router.server.socket = context.wrap_socket(router.server.socket, server_side=True)
     url = router.server.url.replace("http:", "https:")
-    right = check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem"))
-    assert (right.get("failed"), right.get("warnings")) == (None, None)
-    monkeypatch.setattr("router_ready.CERTIFICATE_DAYS", 366)
-    [warning] = check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem"))["warnings"]
-    assert re.search(r"The front's certificate ends on 20\d\d-\d\d-\d\d, in 36[45] days", str(warning))
+    warned = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warned.append(text))
+    for days, told in ((30, 0), (366, 1)):
+        monkeypatch.setattr("router_ready.CERTIFICATE_DAYS", days)
+        assert not check(front=True, unit=None, url=url, ca=str(tmp_path / "own/ca.pem")).get("failed")
+        assert len(warned) == told
+    assert re.match(r"The front's certificate ends on 20\d\d-\d\d-\d\d, in 36[45] days", warned[0])
     for ca in (None, str(tmp_path / "other/ca.pem")):
         message = check(front=True, unit=None, url=url, ca=ca)["msg"]
         assert "has a certificate that cannot be believed" in message

@@ -32,8 +32,10 @@ class Scripted(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, name: str, calls: list[tuple[str, str]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(
+        self, name: str, calls: list[tuple[str, str]], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
+        super().__init__(address, _Handler)
         self.name, self.calls = name, calls
         self.delays: dict[str, float] = {}
         self.answers: dict[str, Answer] = {}
@@ -43,7 +45,7 @@ class Scripted(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return "http://{}:{}".format(*self.server_address)
 
     def answer(self, path: str, query: dict[str, list[str]], body: dict[str, Any] | None) -> Answer:
         raise NotImplementedError
@@ -91,8 +93,10 @@ class ScriptedEngine(Scripted):
 
     """
 
-    def __init__(self, name: str, calls: list[tuple[str, str]]) -> None:
-        super().__init__(name, calls)
+    def __init__(
+        self, name: str, calls: list[tuple[str, str]], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
+        super().__init__(name, calls, address)
         self.paused = False
         self.sleeping: set[str] = set()
         self.level = 0

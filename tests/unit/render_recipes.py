@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from typer.testing import CliRunner
 
 from vllm_fleet.cli import app
@@ -22,15 +20,6 @@ from vllm_fleet.cli import app
 ROOT = Path(__file__).parents[2]
 INVENTORY = ROOT / "inventory"
 GOLDEN = Path(__file__).parent / "golden/recipes"
-ROLE = ROOT / "roles/vllm_engine"
-FILES = {
-    "engine.env": "engine.env.j2",
-    "engine.yaml": "engine.yaml.j2",
-    "vllm-engine.service": "vllm-engine.service.j2",
-}
-IMAGE = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-REVISION = "(revision)"
-"""The revision changes with every line of the templates, and says nothing to a reader."""
 
 
 def recipes() -> list[str]:
@@ -50,34 +39,21 @@ def kinds(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def rendered(recipe: str) -> dict[str, str]:
-    """Path below the recipe's golden folder -> text, rendered from the real templates with the role's own variables."""
+    """Path below the recipe's golden folder -> text."""
+    import rendering
+
     result = CliRunner().invoke(app, ["plan", "-i", str(INVENTORY / recipe), "--json"])
     plan = json.loads(result.stdout)["plan"]
-    role = {}
-    for path in ("defaults/main.yml", "vars/main.yml"):
-        role |= yaml.safe_load((ROLE / path).read_text())
-    of_role = {
-        name: trust_as_template(value) if isinstance(value, str) else value for name, value in role.items()
+    return {
+        f"{member['name']}/{name}": text
+        for member in kinds(plan)
+        for name, text in rendering.rendered(plan, member).items()
     }
-    texts = {}
-    for member in kinds(plan):
-        variables = {
-            **of_role,
-            "member": member,
-            "vllm_engine_plan": plan,
-            "vllm_engine_image_id": IMAGE,
-            "__vllm_engine_revision": REVISION,
-        }
-        templar = Templar(DataLoader(), variables)
-        for name, template in FILES.items():
-            path = json.dumps(str(ROOT / "templates" / template))
-            lookup = f"{{{{ lookup('ansible.builtin.template', {path}) }}}}"
-            texts[f"{member['name']}/{name}"] = templar.template(trust_as_template(lookup))
-    return texts
 
 
 def main() -> None:
     """Write all golden files anew."""
+    sys.path.append(str(ROOT / "tests/support"))
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for recipe in recipes():
         for name, text in rendered(recipe).items():

@@ -1,0 +1,133 @@
+"""What tests/gpu starts, without GPUs: an engine that answers from a hash of the prompt, and a router.
+
+They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import urllib.request
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from scripted_engine import ScriptedEngine
+
+from vllm_fleet.kv import kv_bytes_per_token
+
+REMOTE = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_engine_id": "stand-in_dp0"}
+
+
+class StandIn(ScriptedEngine):
+    """An engine with control endpoints that also completes prompts and counts KV."""
+
+    def __init__(self, name: str, address: tuple[str, int], bytes_per_token: int) -> None:
+        super().__init__(name, [], address)
+        self.bytes_per_token = bytes_per_token
+        self.finished = self.transfers = self.bytes = 0
+
+    def _complete(self, _query: Any, body: Any) -> Any:
+        prompt, count = body["prompt"], body["max_tokens"]
+        length = len(prompt.split() if isinstance(prompt, str) else prompt)
+        seed = zlib.crc32(json.dumps(prompt).encode())
+        tokens = [3 + (seed >> (number % 24)) % 400 for number in range(count)]
+        asked = body.get("kv_transfer_params") or {}
+        self.finished += 1
+        if asked.get("do_remote_prefill"):
+            self.transfers += 1
+            self.bytes += length * self.bytes_per_token
+        choice: dict[str, Any] = {"text": "words", "token_ids": tokens, "finish_reason": "length"}
+        if body.get("logprobs"):
+            likely = [{f"token_id:{token}": -0.1, f"token_id:{token + 1}": -2.5} for token in tokens]
+            choice["logprobs"] = {"top_logprobs": likely}
+        usage = {"prompt_tokens": length, "completion_tokens": count}
+        if not body.get("stream"):
+            more = {"kv_transfer_params": REMOTE} if asked.get("do_remote_decode") else {}
+            return {"choices": [choice], "usage": usage, **more}
+        events = [
+            {"choices": [{"text": "w", "token_ids": [token], "finish_reason": None}]} for token in tokens
+        ]
+        events.append({"choices": [], "usage": usage})
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        return 200, text.encode()
+
+    def _all_metrics(self, query: Any, body: Any) -> Any:
+        _, page = self._metrics(query, body)
+        # In turn on two ranks, as where an engine has them.
+        ranks = (self.finished + 1) // 2, self.finished // 2
+        lines = [f'vllm:request_success_total{{engine="{rank}"}} {n}' for rank, n in enumerate(ranks)]
+        lines += [
+            f"vllm:nixl_bytes_transferred_sum {self.bytes}",
+            f"vllm:nixl_bytes_transferred_count {self.transfers}",
+            f"vllm:nixl_xfer_time_seconds_sum {self.bytes / 100e9}",
+            "vllm:nixl_num_failed_transfers_total 0",
+            'vllm:cache_config_info{block_size="16"} 1',
+        ]
+        return 200, page + "\n".join(["", *lines, ""]).encode()
+
+    GET: ClassVar = ScriptedEngine.GET | {"/health": lambda *_: {}, "/metrics": _all_metrics}
+    POST: ClassVar = ScriptedEngine.POST | {
+        "/v1/completions": _complete,
+        "/collective_rpc": lambda *_: {"results": [None]},
+    }
+
+
+def engine() -> None:
+    """`vllm serve --config FILE ...`: serve until it is ended."""
+    config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    model = json.loads((Path(config["model"]) / "config.json").read_text())
+    print("INFO 11-30 09:37:14 [core.py:139] Initializing a V1 LLM engine", flush=True)
+    StandIn("engine", (config["host"], config["port"]), kv_bytes_per_token(model) or 0)
+    threading.Event().wait()
+
+
+def router() -> None:
+    """vllm-router: prefill and decode in turn, or one worker after the other."""
+    words = sys.argv[1:]
+    given = list(pairwise(words))
+    port = int(dict(given)["--port"])
+    prefills, decodes = ([url for flag, url in given if flag == name] for name in ("--prefill", "--decode"))
+    workers = words[words.index("--worker-urls") + 1 :] if "--worker-urls" in words else []
+    turn = {"next": 0}
+
+    def post(url: str, body: Any) -> bytes:
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(b"{}")
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            number = turn["next"]
+            turn["next"] += 1
+            if workers:
+                self._reply(post(workers[number % len(workers)], body))
+                return
+            first = {
+                **body,
+                "max_tokens": 1,
+                "stream": False,
+                "kv_transfer_params": {"do_remote_decode": True},
+            }
+            transfer = json.loads(post(prefills[number % len(prefills)], first))["kv_transfer_params"]
+            self._reply(post(decodes[number % len(decodes)], {**body, "kv_transfer_params": transfer}))
+
+        def _reply(self, text: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()

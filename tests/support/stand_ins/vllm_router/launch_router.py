@@ -1,0 +1,3 @@
+from gpu_stand_in import router
+
+router()

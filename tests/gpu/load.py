@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import aiohttp
@@ -39,21 +39,27 @@ class Seen:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What the decodes counted of KV during a run: bytes moved, seconds that took, and transfers that failed."""
+    """What the decodes counted of KV during a run. `seconds` end when the engine looks, which it does once a step."""
 
     bytes: float = 0.0
     seconds: float = 0.0
     failed: float = 0.0
+    count: float = 0.0
+    descriptors: float = 0.0
 
     def __sub__(self, earlier: Transfers) -> Transfers:
-        return Transfers(
-            self.bytes - earlier.bytes, self.seconds - earlier.seconds, self.failed - earlier.failed
-        )
+        now, then = astuple(self), astuple(earlier)
+        return Transfers(*(late - early for late, early in zip(now, then, strict=True)))
 
     @property
     def gbps(self) -> float | None:
         """GB/s (1e9 bytes); None where nothing moved."""
         return round(self.bytes / self.seconds / 1e9, 1) if self.seconds else None
+
+    @property
+    def descriptors_each(self) -> float | None:
+        """Pieces that a transfer was cut into; None where nothing moved."""
+        return round(self.descriptors / self.count, 1) if self.count else None
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -179,6 +179,10 @@ class Machine:
             if line and not line.startswith("#"):
                 key, _, value = line.partition("=")
                 environment[key] = re.sub(rf"^{CACHE}(?=/|$)", cache[1], value)
+        # A container sees the devices it is given, and no others.
+        environment.setdefault(
+            "CUDA_VISIBLE_DEVICES", ",".join(re.findall(r"--device=nvidia.com/gpu=(\d+)", unit))
+        )
         Path(cache[1]).mkdir(parents=True, exist_ok=True)
         vllm = f"exec {shlex.quote(sys.executable)} -m vllm.entrypoints.cli.main"
         words = command[1].replace("/etc/vllm-fleet/engine.yaml", shlex.quote(str(folder / "engine.yaml")))

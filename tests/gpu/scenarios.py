@@ -24,8 +24,15 @@ from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.rollout import Fleet, Rollout
 
 SUCCESS = "vllm:request_success"
-KV = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_xfer_time_seconds_sum", "vllm:nixl_num_failed_transfers")
+KV = (
+    "vllm:nixl_bytes_transferred_sum",
+    "vllm:nixl_xfer_time_seconds_sum",
+    "vllm:nixl_num_failed_transfers",
+    "vllm:nixl_bytes_transferred_count",
+    "vllm:nixl_num_descriptors_sum",
+)
 RATES, LENGTHS, OUTPUT, LOAD_SECONDS = (2, 4, 6), (1024, 4096), 128, 15
+PROMPTS, IN_TURN = 8, 100
 TRANSFERS = (512, 4096, 16384)
 BLOCK = 16
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -111,26 +118,28 @@ def compare(first: list[dict[int, float]], other: list[dict[int, float]]) -> dic
     return result
 
 
-def agreement(
-    machine: Machine, first: str, other: str, *, count: int = 8, length: int = 2000
-) -> dict[str, Any]:
+def tally(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Comparisons, counted; those that parted are kept."""
+    parted = [one for one in told if not one["same"]]
+    return {
+        "prompts": len(told),
+        "same": len(told) - len(parted),
+        "ties": sum(one["gap"] is not None and one["gap"] <= TIE for one in parted),
+        "noise": max(one["noise"] for one in told),
+        "parted": parted,
+    }
+
+
+def agreement(machine: Machine, first: str, other: str, length: int = 2000) -> dict[str, Any]:
     """What two URLs say to the same prompts; and, to see what that can tell, to prompts whose first token differs."""
     told, altered, distinct = [], [], set()
-    for seed in range(count):
+    for seed in range(PROMPTS):
         tokens = prompt(seed, length)
         mine = spoken(machine, first, tokens)
         told.append(compare(mine, spoken(machine, other, tokens)))
         altered.append(compare(mine, spoken(machine, first, [tokens[0] + 1, *tokens[1:]])))
         distinct.update(chosen(mine))
-    return {
-        "prompts": count,
-        "same": sum(one["same"] for one in told),
-        "ties": sum(not one["same"] and one["gap"] is not None and one["gap"] <= TIE for one in told),
-        "distinct_tokens": len(distinct),
-        "noise": max(one["noise"] for one in told),
-        "parted": [one for one in told if not one["same"]],
-        "altered": altered,
-    }
+    return tally(told) | {"distinct_tokens": len(distinct), "altered": altered}
 
 
 def agree(found: dict[str, Any]) -> bool:
@@ -161,13 +170,12 @@ def transfer_rate(machine: Machine, length: int, count: int = 8, seed: int = 100
         "tokens": length,
         "mb_each": round(moved.bytes / count / 1e6, 1),
         "gbps": moved.gbps,
+        "descriptors_each": moved.descriptors_each,
         "failed_transfers": moved.failed,
     }
 
 
-def loaded(
-    machine: Machine, rate: float, length: int, seed: int, seconds: float = LOAD_SECONDS
-) -> dict[str, Any]:
+def loaded(machine: Machine, rate: float, length: int, seed: int, seconds: float) -> dict[str, Any]:
     """One rate with one prompt length; a run that is not valid keeps its reasons beside its figures."""
     names = list(machine.members)
     before = {name: machine.metric(name, SUCCESS) for name in names}
@@ -182,6 +190,7 @@ def loaded(
     after = transfers(machine)
     moved = after - kv if after and kv else None
     seen["kv_gbps"] = moved.gbps if moved else None
+    seen["descriptors_each"] = moved.descriptors_each if moved else None
     expected = seen["sent"] * (length // BLOCK * BLOCK) * kv_bytes(machine) if moved else 0
     seen["invalid"] = why_invalid(seen, seen["split"], moved, expected)
     return seen
@@ -189,12 +198,14 @@ def loaded(
 
 def loads(machine: Machine, seed: int) -> list[dict[str, Any]]:
     """Each rate with each prompt length, after a load that is not counted."""
-    loaded(machine, 4, max(LENGTHS), seed, seconds=3)
+    loaded(machine, 4, max(LENGTHS), seed, LOAD_SECONDS / 5)
     numbers = iter(range(seed + 10_000, seed + 1_000_000, 10_000))
-    return [loaded(machine, rate, length, next(numbers)) for length in LENGTHS for rate in RATES]
+    return [
+        loaded(machine, rate, length, next(numbers), LOAD_SECONDS) for length in LENGTHS for rate in RATES
+    ]
 
 
-def overhead(machine: Machine, seed: int, count: int = 100) -> dict[str, Any]:
+def overhead(machine: Machine, seed: int) -> dict[str, Any]:
     """What the router adds: one request after the other, in turn through it and without it.
 
     Without it, the client asks one ordinary engine, or prefill and decode as the router does.
@@ -220,7 +231,7 @@ def overhead(machine: Machine, seed: int, count: int = 100) -> dict[str, Any]:
         await complete(session, machine.url(decodes[0]), asked)
 
     ways: dict[str, Way] = {"direct": one_engine if ordinary else both_stages, "router": router}
-    return {"requests": count, "ms": in_turn(ways, count)}
+    return {"requests": IN_TURN, "ms": in_turn(ways, IN_TURN)}
 
 
 def answered(machine: Machine, seed: int) -> tuple[bool, str]:
@@ -263,7 +274,9 @@ def pair(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
         result["tokens"] = agreement(machine, machine.url(machine.of("prefill")[0]), machine.router_url)
         result["proof"] = proof(machine)
         result["overhead"] = overhead(machine, 3_000_000)
+        result["rate"] = transfer_rate(machine, 4096)
         result["loads"] = loads(machine, 1_000_000)
+        result["rate_after"] = transfer_rate(machine, 4096, seed=7000)
         result["proof_after"] = proof(machine)
         result["ok"] = (
             agree(result["tokens"])
@@ -287,7 +300,7 @@ def ordinary(packs: Path, out: Path, result: dict[str, Any], variant: str) -> No
 
 def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
     """Qwen3-30B-A3B's shape as one engine of two data-parallel ranks that share the experts, and as one of one GPU."""
-    prompts = [prompt(seed, 500) for seed in range(8)]
+    prompts = [prompt(seed, 500) for seed in range(PROMPTS)]
 
     def tell(machine: Machine, rank: int | None) -> list[list[dict[int, float]]]:
         url = machine.url(machine.of("mixed")[0])
@@ -297,7 +310,7 @@ def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> Non
         result["start"] = machine.start(*machine.members)
         machine.start_router()
         by_rank = [tell(machine, rank) for rank in (0, 1)]
-        result["load"] = loaded(machine, 4, 512, 5, seconds=8)
+        result["load"] = loaded(machine, 4, 512, 5, LOAD_SECONDS / 2)
         lines = fetch(f"{machine.url(machine.of('mixed')[0])}/metrics").splitlines()
         result["requests_by_rank"] = {
             rank: sum(
@@ -310,16 +323,8 @@ def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> Non
     with fleet(packs, f"{variant}_one", out) as machine:
         result["start_one"] = machine.start(*machine.members)
         alone = tell(machine, None)
-    told = [[compare(a, b) for a, b in zip(alone, rank, strict=True)] for rank in by_rank]
     result["tokens_by_rank"] = [
-        {
-            "prompts": len(prompts),
-            "same": sum(one["same"] for one in rank),
-            "ties": sum(not one["same"] and (one["gap"] or 9) <= TIE for one in rank),
-            "noise": max(one["noise"] for one in rank),
-            "parted": [one for one in rank if not one["same"]],
-        }
-        for rank in told
+        tally([compare(a, b) for a, b in zip(alone, rank, strict=True)]) for rank in by_rank
     ]
     result["distinct_tokens"] = len({token for said in alone for token in chosen(said)})
     result["ok"] = (
@@ -384,7 +389,8 @@ def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> No
             all(step["ok"] for step in steps)
             and agree(result["tokens"])
             and result["proof"]["passed"]
-            and all(level["proof"]["passed"] and level["prefill"]["same"] for level in levels)
+            and all(level["proof"]["passed"] for level in levels)
+            and all(agree(tally([level[who]])) for level in levels for who in ("prefill", "pair"))
         )
 
 
@@ -417,7 +423,7 @@ def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> Non
         result["start"] = machine.start(prefill, decode)
         machine.start_router()
         result["rates"] = [transfer_rate(machine, length) for length in TRANSFERS]
-        result["load"] = loaded(machine, 4, 4096, 9_000_000, seconds=8)
+        result["load"] = loaded(machine, 4, 4096, 9_000_000, LOAD_SECONDS / 2)
         device = machine.members[prefill]["devices"][0]
         machine.stop(prefill)
         time.sleep(3)

@@ -18,6 +18,10 @@ from typer.testing import CliRunner
 from vllm_fleet.cli import app
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests/support"))  # where this file is run and not imported by a test
+
+import rendering  # noqa: E402
+
 INVENTORY = ROOT / "inventory"
 GOLDEN = Path(__file__).parent / "golden/recipes"
 
@@ -40,8 +44,6 @@ def kinds(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def rendered(recipe: str) -> dict[str, str]:
     """Path below the recipe's golden folder -> text."""
-    import rendering
-
     result = CliRunner().invoke(app, ["plan", "-i", str(INVENTORY / recipe), "--json"])
     plan = json.loads(result.stdout)["plan"]
     return {
@@ -53,7 +55,6 @@ def rendered(recipe: str) -> dict[str, str]:
 
 def main() -> None:
     """Write all golden files anew."""
-    sys.path.append(str(ROOT / "tests/support"))
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for recipe in recipes():
         for name, text in rendered(recipe).items():

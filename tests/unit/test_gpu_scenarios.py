@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import run
+import scenarios
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "tests/gpu"
@@ -52,11 +54,6 @@ def packs(tmp_path_factory):
 @pytest.fixture
 def harness(packs, tmp_path, monkeypatch):
     """Performs a scenario: name -> its result."""
-    for folder in (GPU, ROOT / "tests/support"):
-        monkeypatch.syspath_prepend(folder)
-    import run
-    import scenarios
-
     (tmp_path / "bin").mkdir()
     smi = tmp_path / "bin/nvidia-smi"
     smi.write_text(NVIDIA_SMI)
@@ -65,8 +62,9 @@ def harness(packs, tmp_path, monkeypatch):
     folders = [ROOT / "tests/support/stand_ins", ROOT / "tests/support", ROOT / "src"]
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, folders)))
     monkeypatch.setattr(scenarios, "imex_channel", lambda *, there: None)
-    monkeypatch.setattr(scenarios, "LOAD_SECONDS", 0.5)
-    monkeypatch.setattr(scenarios, "OUTPUT", 4)
+    less = {"LOAD_SECONDS": 1, "OUTPUT": 4, "PROMPTS": 2, "IN_TURN": 5, "LENGTHS": (64, 128)}
+    for constant, value in less.items():
+        monkeypatch.setattr(scenarios, constant, value)
 
     def perform(name: str):
         done = {"ok": False}

@@ -21,52 +21,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "roles/lab_hosts/files"))
 
 import tiny_model  # noqa: E402
+from shapes import SHAPES, config  # noqa: E402
 
 SEED = 20
 QUERY_GAIN = 1.0
 """Of the norm before queries meet keys: how wide scores spread. With 4, rounding in bfloat16 decided which token wins, and an
 engine did not repeat another's tokens (measured on H200)."""
-COMMON = {
-    "vocab_size": tiny_model.VOCAB,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "attention_bias": False,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-8b": COMMON
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "qwen3-30b-a3b": COMMON
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-}
-"""The published ones, but for the vocabulary."""
 
 
 class Writer:
@@ -163,10 +123,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int)
     asked = parser.parse_args()
-    config = dict(SHAPES[asked.shape])
-    if asked.layers:
-        config["num_hidden_layers"] = asked.layers
-    Writer(asked.folder, config).write()
+    Writer(asked.folder, config(asked.shape, asked.layers)).write()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests/support"))
 
 import rendering  # noqa: E402
+import shapes  # noqa: E402
+from shapes import MODELS  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from vllm_fleet.cli import app  # noqa: E402
@@ -29,7 +31,11 @@ from vllm_fleet.routing import router_arguments  # noqa: E402
 ARGS = {"max_model_len": 20480}
 EAGER = ARGS | {"enforce_eager": True}
 FABRIC = EAGER | {"enable_cumem_allocator": True}
-EXPERTS = {"path": "/srv/models/qwen3-30b-a3b-shape", "served_name": "qwen3-30b-a3b-shape"}
+EXPERTS = {
+    "path": "/srv/models/qwen3-30b-a3b-shape",
+    "served_name": "qwen3-30b-a3b-shape",
+    "config": shapes.config("qwen3-30b-a3b", MODELS["qwen3-30b-a3b-shape"][1]),
+}
 
 
 def pool(role: str, gpus: int, args: dict[str, Any] = EAGER, **more: Any) -> dict[str, Any]:
@@ -44,8 +50,8 @@ def pair(args: dict[str, Any]) -> dict[str, Any]:
 
 RANKS = {"data_parallel_size": 2, "enable_expert_parallel": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    # What the figures are of: compiled, with CUDA graphs, as an operator runs it.
-    "pair": {"fleet_pools": pair(ARGS)},
+    # The inventory as it is, compiled and with CUDA graphs: what the figures are of.
+    "pair": {},
     "ordinary": {"fleet_pools": {"serve": pool("mixed", 1, ARGS, engines_per_host=2)}},
     "cached": {"fleet_pools": pair(EAGER), "fleet_kv_mapping": "cached"},
     "per_transfer": {"fleet_pools": pair(EAGER), "fleet_kv_mapping": "per_transfer"},

@@ -24,9 +24,7 @@ sys.path += [str(HERE), str(HERE.parents[1] / "src")]
 
 from machine import DIFFERS, gpus, imex_channel  # noqa: E402
 from scenarios import SCENARIOS  # noqa: E402
-
-MODELS = {"qwen3-8b-shape": ("qwen3-8b", 36), "qwen3-30b-a3b-shape": ("qwen3-30b-a3b", 8)}
-"""Folder of /srv/models -> shape, and layers: eight of the mixture of experts are enough to see all ranks work."""
+from shapes import MODELS  # noqa: E402
 
 
 def main() -> int:

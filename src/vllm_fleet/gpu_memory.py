@@ -163,12 +163,8 @@ def _peers(plan: Mapping[str, Any], member: Mapping[str, Any]) -> list[str]:
     if len(names) > MOST_PEERS:
         names[MOST_PEERS:] = [f"{len(names) - MOST_PEERS} more"]
     holds = f"a {role} that still maps a dead {member['role']}'s memory holds it, also from another host"
-    lets_go = {
-        "cached": "when they end; with per_transfer they would after each transfer, at about half the rate",
-        "per_transfer": "after each transfer, so one of them may hang",
-    }[plan["kv_mapping"]]
     return [
         f"The rest no process accounts for: {holds}. The {role}s: {', '.join(names)}.",
-        f"With fleet_kv_mapping {plan['kv_mapping']} they let go {lets_go}.",
+        "They let go when they end, and not before, whatever fleet_kv_mapping is.",
         "Stop them (systemctl stop 'vllm-engine-NAME*' on their hosts) and run this again; it starts them.",
     ]

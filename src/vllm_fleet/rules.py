@@ -409,8 +409,8 @@ SLEEP_MAPPING = Rule(
     "With sleep mode and KV over NVLink, fleet_kv_mapping is per_transfer.",
     "A decode that keeps the prefill's memory mapped keeps it used: measured, sleep freed nothing on the prefill's GPU, and "
     "its wake-up ran out of memory.",
-    "measured on 2x H200, vLLM 0.26.0",
-    "Set fleet_kv_mapping: per_transfer (about half the transfer rate).",
+    "measured on 2x H200: cached on vLLM 0.26.0, per_transfer on 0.33.0",
+    "Set fleet_kv_mapping: per_transfer (after a wake-up about half the transfer rate).",
     overridable=True,
 )
 SLEEP_VERSION = Rule(

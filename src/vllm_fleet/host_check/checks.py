@@ -212,8 +212,7 @@ GPU_MEMORY = Check(
     "It is still mapped by engines on other hosts (or GPUs) whose peer here has ended, so an engine here would not find "
     "the memory it needs.",
     f"{MEASURED}; vllm#58063",
-    "Restart the decodes that this host's prefills served (and prefills of its decodes); fleet_kv_mapping: per_transfer "
-    "avoids it. If it stays, reset the GPU.",
+    "Restart the decodes that this host's prefills served (and prefills of its decodes). If it stays, reset the GPU.",
 )
 GPU_PROCESSES = Check(
     "gpu-processes",

@@ -5,11 +5,12 @@ TARGET ?= arm64-cu13
 FRONT := http://198.18.40.2:30000
 # What `make bundle` packs the image of.
 INVENTORY ?= inventory/lab
+MEASURED := .state/gpu/out/results.json
 SHELL_SCRIPTS := scripts/setup scripts/clean scripts/install roles/container_image/files/save-image .ci/run tests/molecule/run
 
 # One lab: its users take turns.
 .NOTPARALLEL:
-.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e cross benchmark bundle clean
+.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e cross gpu benchmark bundle clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +69,10 @@ e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
 
 cross: setup  ## An arm64 image of small wheels, built on this machine and broken on purpose
 	pytest tests/images
+
+gpu: setup  ## What is rendered, run and measured on this machine's NVIDIA GPUs; skipped where there are none
+	pytest -rs tests/gpu
+	@if [ -e $(MEASURED) ]; then cp $(MEASURED) tests/gpu/results/$$(date +%F).json; python tests/gpu/report.py; fi
 
 benchmark: setup  ## How long validating, planning and controlling take; what router and relay add to a request
 	python benchmarks/validate.py

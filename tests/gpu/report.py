@@ -23,10 +23,12 @@ FLEETS = {"pair": "prefill + decode", "ordinary": "two ordinary engines"}
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown, with an empty one after them."""
     lines = [head, ["---"] * len(head), *rows]
-    return [
-        f"| {' | '.join('-' if cell is None else str(cell) for cell in line)} |".replace("|  |", "| |")
-        for line in lines
-    ] + [""]
+    return [f"|{'|'.join(_cell(cell) for cell in line)}|" for line in lines] + [""]
+
+
+def _cell(value: Any) -> str:
+    """A dash where nothing was measured, nothing where nothing could be."""
+    return " - " if value is None else f" {value} " if value != "" else " "
 
 
 def report(results: dict[str, Any]) -> str:

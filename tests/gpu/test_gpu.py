@@ -1,0 +1,46 @@
+"""Every scenario on this machine's GPUs: `make gpu`. README.md says what is needed; without GPUs all are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machine import gpus
+from scenarios import SCENARIOS
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / ".state/gpu/out"
+PYTHON = os.environ.get("GPU_PYTHON", sys.executable)
+NEEDS = 2
+
+
+@pytest.fixture(scope="session")
+def results():
+    """What run.py measured, once for all tests."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    if len(gpus()) < NEEDS:
+        pytest.skip(f"{NEEDS} NVIDIA GPUs are needed, and this machine has {len(gpus())}")
+    if os.geteuid():
+        pytest.fail("root is needed: for an address on loopback and a device node")
+    imported = subprocess.run([PYTHON, "-c", "import aiohttp, ansible, nixl, vllm, vllm_router"], check=False)
+    if imported.returncode:
+        pytest.fail(f"{PYTHON} lacks what engines need (above); GPU_PYTHON names another")
+    packs = OUT / "packs"
+    words = [sys.executable, ROOT / "tests/gpu/pack.py", "-i", ROOT / "inventory/h200", packs]
+    subprocess.run(words, check=True)
+    # What it finds is in the results; a scenario that fails is a test that fails.
+    subprocess.run([PYTHON, ROOT / "tests/gpu/run.py", packs, OUT], check=False)
+    return json.loads((OUT / "results.json").read_text())["scenarios"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(results, name):
+    done = results[name]
+    if "skipped" in done:
+        pytest.skip(done["skipped"])
+    assert done["ok"], done.get("error") or json.dumps(done, indent=1)

@@ -59,6 +59,7 @@ class Counters:
     bytes: float
     transfers: float
     seconds: float
+    posting: float  # of the seconds
     failed_transfers: float
     finished: float
     running: float
@@ -76,6 +77,7 @@ _METRICS = {
     "bytes": "vllm:nixl_bytes_transferred_sum",
     "transfers": "vllm:nixl_bytes_transferred_count",
     "seconds": "vllm:nixl_xfer_time_seconds_sum",
+    "posting": "vllm:nixl_post_time_seconds_sum",
     # vLLM counts failed handshakes and notifications in here too.
     "failed_transfers": "vllm:nixl_num_failed_transfers_total",
     "finished": "vllm:request_success_total",
@@ -157,8 +159,12 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
     moved, seconds = int(delta.bytes), delta.seconds
     expected = _expected_bytes(evidence, terms)
     rate = moved / seconds / GIGABYTE if seconds > 0 else None
-    judged = rate is not None and moved >= terms.floor_min_bytes
-    low = judged and rate is not None and rate < terms.floor_gbps
+    # To post a transfer takes the engine some us for each of its pieces, whatever carries it: 30 of 37 ms for
+    # 9,000 of them, measured over NVLink. The floor is the transport's.
+    carrying = seconds - delta.posting
+    carried = moved / carrying / GIGABYTE if carrying > 0 else None
+    judged = carried is not None and moved >= terms.floor_min_bytes
+    low = judged and carried is not None and carried < terms.floor_gbps
 
     reasons = _wrong_answers(evidence, head)
     others = _other_traffic(evidence, delta, terms)
@@ -172,8 +178,8 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
             (others or reasons).append(failed)
         if low:
             reasons.append(
-                f"KV moved at {rate:.3g} GB/s, under the floor of {terms.floor_gbps:g} GB/s for "
-                f"{terms.transport} ({moved} bytes in {seconds:.3g} s). {SLOW_CAUSES[terms.transport]}"
+                f"KV moved at {carried:.3g} GB/s, under the floor of {terms.floor_gbps:g} GB/s for "
+                f"{terms.transport} ({moved} bytes in {carrying:.3g} s). {SLOW_CAUSES[terms.transport]}"
             )
 
     return Judgement(

@@ -65,6 +65,7 @@ class StandIn(ScriptedEngine):
             f"vllm:nixl_bytes_transferred_sum {self.bytes}",
             f"vllm:nixl_bytes_transferred_count {self.transfers}",
             f"vllm:nixl_xfer_time_seconds_sum {self.bytes / 100e9}",
+            "vllm:nixl_post_time_seconds_sum 0",
             "vllm:nixl_num_failed_transfers_total 0",
             f"vllm:nixl_num_descriptors_sum {36 * self.transfers}",
             'vllm:cache_config_info{block_size="16"} 1',

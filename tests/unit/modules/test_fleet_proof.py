@@ -159,6 +159,28 @@ OTHER_TRAFFIC = [
 ]
 
 
+def test_the_floor_is_the_transports_and_posting_is_not(evidence):
+    """As measured on H200: a transfer in 9,000 pieces over NVLink, and one over TCP."""
+    terms = replace(TERMS, transport="nvlink", floor_gbps=20)
+    pieces = judge(seen(evidence, bytes=571e6, seconds=0.0372, posting=0.0298), terms)
+    assert (pieces.verdict, pieces.rate_verdict, pieces.rate_gbps) == (
+        PASSED,
+        "ok",
+        pytest.approx(15.35, abs=0.01),
+    )
+    tcp = judge(seen(evidence, bytes=511e6, seconds=1.128, posting=0.0007), terms)
+    assert (tcp.verdict, tcp.rate_verdict) == (FAILED, "below the floor")
+    assert (
+        "KV moved at 0.453 GB/s, under the floor of 20 GB/s for nvlink (511000000 bytes in 1.13 s)"
+        in tcp.reasons[0]
+    )
+
+
+def test_a_transfer_that_was_all_posting_is_not_judged(evidence):
+    judgement = judge(seen(evidence, seconds=0.1, posting=0.1), replace(TERMS, floor_gbps=1e9))
+    assert (judgement.verdict, judgement.rate_verdict) == (PASSED, "not judged")
+
+
 @pytest.mark.parametrize(("before", "after", "reason"), OTHER_TRAFFIC)
 def test_counters_that_others_may_have_moved_are_never_a_pass(evidence, before, after, reason):
     judgement = judge(seen(replace(evidence, before=replace(evidence.before, **before)), **after), TERMS)

@@ -27,7 +27,8 @@ from phases import phases
 
 ROOT = Path(__file__).parents[2]
 DIFFERS = (
-    "members are processes of one machine, not containers: they share its PID namespace and see all GPUs and devices",
+    "members are processes of one machine, not containers: they share its PID namespace and see all its devices",
+    "a member whose environment names no GPUs is told those that its container would be given",
     "the front is not there; its control port is a stand-in that counts no requests",
 )
 KEPT = (

@@ -37,7 +37,7 @@ def report(results: dict[str, Any]) -> str:
     gpus, versions = results["gpus"], results["versions"]
     parts = [f"{name} {version}" for name, version in versions.items()]
     lines = [
-        f"On {results['date']}, of commit {results['commit']}: {len(gpus)}x {gpus[0]}, {', '.join(parts)}.",
+        f"On {results['date']}: {len(gpus)}x {gpus[0]}, {', '.join(parts)}.",
         "",
     ]
     for section in (

@@ -1,11 +1,15 @@
 """What tests/gpu starts, without GPUs: an engine that answers from a hash of the prompt, and a router.
 
-They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here.
+They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here. Two variables of
+an engine's environment make trouble: with NO_KV it counts no KV; HELD is a file that a decode makes with its first transfer
+and removes with its end, and that keeps other engines from starting.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 import urllib.request
@@ -38,7 +42,9 @@ class StandIn(ScriptedEngine):
         tokens = [3 + (seed >> (number % 24)) % 400 for number in range(count)]
         asked = body.get("kv_transfer_params") or {}
         self.finished += 1
-        if asked.get("do_remote_prefill"):
+        if asked.get("do_remote_prefill") and "NO_KV" not in os.environ:
+            if "HELD" in os.environ:
+                Path(os.environ["HELD"]).touch()
             self.transfers += 1
             self.bytes += length * self.bytes_per_token
         choice: dict[str, Any] = {"text": "words", "token_ids": tokens, "finish_reason": "length"}
@@ -83,7 +89,12 @@ def engine() -> None:
     """`vllm serve --config FILE ...`: serve until it is ended."""
     config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
     model = json.loads((Path(config["model"]) / "config.json").read_text())
-    print("INFO 11-30 09:37:14 [core.py:139] Initializing a V1 LLM engine", flush=True)
+    print(f"INFO 11-30 09:37:14 [core.py:139] on GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+    held = Path(os.environ.get("HELD", "/nonexistent"))
+    if held.exists():
+        sys.exit("ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization")
+    decodes = "consumer" in json.dumps(config.get("kv-transfer-config"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(decodes and held.unlink(missing_ok=True)))
     StandIn("engine", (config["host"], config["port"]), kv_bytes_per_token(model) or 0)
     threading.Event().wait()
 
@@ -103,6 +114,8 @@ def router() -> None:
             return bytes(answer.read())
 
     class Handler(BaseHTTPRequestHandler):
+        wbufsize = -1  # as the engine's
+
         def do_GET(self) -> None:
             self._reply(b"{}")
 

@@ -137,6 +137,28 @@ def test_ordinary_engines_map_nothing():
         assert not any(name.startswith(("UCX_", "NCCL_")) for name in member["env"])
 
 
+OTHER_IMAGE = {"fleet_image_reference": f"registry.example/vllm@sha256:{'0' * 64}"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "args", "found"),
+    [
+        ({}, {}, {"mapping-awake"}),
+        ({}, CUMEM, {"mapping-awake"}),
+        ({}, SLEEP, set()),
+        ({"fleet_kv_mapping": "cached"}, {}, set()),
+        ({"fleet_kv_transport": "tcp"}, {}, set()),
+        ({"fleet_profile": "rl"}, {}, set()),
+        # One layer's memory stays there, and not all of it.
+        (OTHER_IMAGE | {"fleet_image_vllm_version": "0.32.0"}, {}, set()),
+        (OTHER_IMAGE | {"fleet_image_vllm_version": "0.33.0"}, {}, {"mapping-awake"}),
+    ],
+)
+def test_mapping_per_transfer_is_for_engines_that_sleep(variables, args, found):
+    fleet = two_hosts().everywhere(**({"fleet_kv_mapping": "per_transfer"} | variables))
+    assert rules_of(fleet.pool("prefill", args=args).pool("decode", args=args)) == found
+
+
 def test_mapping_per_transfer_is_told_to_both_sides():
     fleet = two_hosts().everywhere(fleet_kv_mapping="per_transfer")
     assert [member["env"]["UCX_CUDA_IPC_CACHE"] for member in members(fleet)] == ["n", "n"]
@@ -249,7 +271,7 @@ def test_nvlink_between_hosts_may_be_off_where_kv_stays_on_its_host():
 
 @pytest.mark.parametrize(("args", "refused"), [({}, True), (CUMEM, False), (SLEEP, False)])
 def test_expandable_segments_need_the_allocator_on_one_host_too(args, refused):
-    fleet = one_host().everywhere(fleet_kv_mapping="per_transfer")
+    fleet = one_host().everywhere(fleet_kv_mapping="per_transfer" if args == SLEEP else "cached")
     fleet.pool("decode", args=args, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     assert rules_of(fleet) == ({"expandable-segments"} if refused else set())
 

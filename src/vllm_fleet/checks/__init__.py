@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm_fleet.checks.access import check_access
-from vllm_fleet.checks.engines import check_arguments, check_environment, check_settings
+from vllm_fleet.checks.engines import check_arguments, check_environment, check_mapping, check_settings
 from vllm_fleet.checks.hosts import (
     check_addresses,
     check_interfaces,
@@ -38,6 +38,7 @@ def check_all(fleet: Fleet, engines: Sequence[Engine]) -> None:
     check_access(fleet, engines)
     check_arguments(fleet)
     check_numa_nodes(fleet)
+    check_mapping(fleet, engines)
     kinds, links = list(_kinds(fleet, engines)), nvlink(fleet, engines)
     for engine in kinds:
         check_settings(fleet, engine, links)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_fleet import arguments, placement, profile, rules
@@ -139,6 +139,20 @@ def _sleep(fleet: Fleet, engine: Engine) -> Iterator[tuple[Rule, str, str]]:
         yield rules.SLEEP_MAPPING, "enable_sleep_mode", "fleet_kv_mapping is cached"
     if _older(fleet.vllm_version, (0, 33)):
         yield rules.SLEEP_VERSION, "enable_sleep_mode", f"the image has vLLM {fleet.vllm_version}"
+
+
+def check_mapping(fleet: Fleet, engines: Sequence[Engine]) -> None:
+    """KV that is mapped for each transfer, for nothing."""
+    v = fleet.vars
+    asleep = any(engine.args.get("enable_sleep_mode") for engine in engines if engine.role in KV_ROLES)
+    if (
+        v.kv_mapping == "per_transfer"
+        and v.kv_transport == "nvlink"
+        and not asleep
+        and not _older(fleet.vllm_version, (0, 33))
+    ):
+        what = f"no engine has sleep mode, and the image has vLLM {fleet.vllm_version}"
+        fleet.report(rules.MAPPING_AWAKE, what, ("fleet_kv_mapping",), value=v.kv_mapping)
 
 
 def _older(version: str, than: tuple[int, int]) -> bool:

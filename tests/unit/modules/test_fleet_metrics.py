@@ -53,6 +53,7 @@ def page_of_ranks(*ranks):
             f"vllm:nixl_bytes_transferred_count{{{labels}}} {requests}",
             f"vllm:nixl_xfer_time_seconds_sum{{{labels}}} {requests * 0.5}",
             f"vllm:nixl_post_time_seconds_sum{{{labels}}} {requests * 0.01}",
+            f"vllm:nixl_num_descriptors_sum{{{labels}}} {requests * 36}",
             f"vllm:nixl_num_failed_transfers_total{{{labels}}} 0",
             f'vllm:request_success_total{{{labels},finished_reason="stop"}} 0',
             f'vllm:request_success_total{{{labels},finished_reason="length"}} {requests}',

@@ -97,6 +97,7 @@ class FakePair:
         return (
             f"vllm:nixl_bytes_transferred_sum {self.bytes}\nvllm:nixl_bytes_transferred_count {self.transfers}\n"
             f"vllm:nixl_xfer_time_seconds_sum {self.transfers * 0.01}\nvllm:nixl_post_time_seconds_sum 0\n"
+            f"vllm:nixl_num_descriptors_sum {self.transfers * 36}\n"
             f"vllm:request_success_total {self.finished}\n"
             f"vllm:nixl_num_failed_transfers_total {self.failed}\n"
             f"vllm:num_requests_running {running:d}\nvllm:num_requests_waiting 0\n"
@@ -432,6 +433,7 @@ class FakeRanks:
                 f"vllm:nixl_bytes_transferred_count{labels} {requests}",
                 f"vllm:nixl_xfer_time_seconds_sum{labels} {requests * 0.01}",
                 f"vllm:nixl_post_time_seconds_sum{labels} 0",
+                f"vllm:nixl_num_descriptors_sum{labels} {requests * 36}",
                 f"vllm:request_success_total{labels} {requests}",
                 f"vllm:nixl_num_failed_transfers_total{labels} 0",
                 f'vllm:cache_config_info{{engine="{rank}",block_size="{BLOCK}"}} 1',

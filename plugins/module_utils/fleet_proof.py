@@ -199,8 +199,8 @@ def judge(evidence: Evidence, terms: Terms) -> Judgement:
 def _carrying(delta: Counters) -> float:
     """Seconds of a transfer in which the transport had it: not those that posting its pieces takes an engine.
 
-    Over NVLink posting 9,000 of them took 30 of 37 ms (measured on H200). Data may move while they are posted,
-    so no more is left out than such pieces take.
+    Over NVLink posting 9,000 took 30 of 37 ms (measured on H200). Data may move while they are posted,
+    so no more is left out than pieces take.
     """
     carrying = delta.seconds - min(delta.posting, delta.pieces * PIECE_SECONDS)
     return carrying if carrying > 0 else delta.seconds

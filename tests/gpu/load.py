@@ -23,29 +23,36 @@ FIRST_TOKEN, LAST_TOKEN = 3, 500
 """Ids that the generated tokenizer has and that are no special tokens."""
 LEAST_SHARE, MOST_SHARE = 0.9, 1.1
 """Of the requests that an engine had to have: the wrong split is outside of it."""
+LEAST_CHUNKS = 0.97
+"""Of the tokens: with fewer, several came at once, and the times between chunks are not those between tokens."""
 MOST_LATE_MS = 200
 """A request sent later than this after its time means that the client, not the fleet, was measured."""
 
 
 @dataclass
 class Seen:
-    """One request: how late it was sent, seconds to each chunk since then, tokens, and what went wrong."""
+    """One request: how late it was sent, seconds to each chunk since then, tokens (of the prompt, too), and what went wrong."""
 
     late: float = 0.0
     chunks: list[float] = field(default_factory=list)
     tokens: int = 0
+    prompt_tokens: int = 0
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """What the decodes counted of KV during a run. `seconds` end when the engine looks, which it does once a step."""
+    """What the decodes counted of KV during a run.
+
+    `seconds` end when the engine looks, which it does once a step; `posting` are those of them that it took to post.
+    """
 
     bytes: float = 0.0
     seconds: float = 0.0
     failed: float = 0.0
     count: float = 0.0
     descriptors: float = 0.0
+    posting: float = 0.0
 
     def __sub__(self, earlier: Transfers) -> Transfers:
         now, then = astuple(self), astuple(earlier)
@@ -60,6 +67,11 @@ class Transfers:
     def descriptors_each(self) -> float | None:
         """Pieces that a transfer was cut into; None where nothing moved."""
         return round(self.descriptors / self.count, 1) if self.count else None
+
+    @property
+    def post_ms_each(self) -> float | None:
+        """Milliseconds to post a transfer; None where nothing moved."""
+        return round(self.posting / self.count * 1000, 2) if self.count else None
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -96,12 +108,12 @@ async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, Any], s
                     break
                 event = json.loads(line[6:])
                 if usage := event.get("usage"):
-                    seen.tokens = usage["completion_tokens"]
+                    seen.tokens, seen.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
                 if event.get("choices"):
                     seen.chunks.append(time.monotonic() - sent)
             if not ended:
                 seen.error = "the stream was cut"
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
         seen.error = f"{type(error).__name__}: {error}"
 
 
@@ -135,59 +147,71 @@ def run(
     """Send `rate` requests a second for `seconds`, each a prompt of `length` tokens for `tokens` more.
 
     Returns:
-        What was asked, and `sent`, `failed`, `wrong_length`, `first_error`, `late_ms` of the request sent latest,
-        `output_tokens_per_second`, and `ttft_ms` and `itl_ms`, each with p50 and p99, of the requests that came
+        What was asked, and `sent`, `failed`, `wrong_length`, `wrong_prompt`, `first_error`, `chunks_each_token`,
+        `late_ms` of the request sent latest, `output_tokens_per_second`, and `ttft_ms` and `itl_ms`, each with p50 and p99, of the requests that came
         whole.
 
     """
     requests = max(round(rate * seconds), 1)
     all_seen, took = asyncio.run(_all(url, model, rate, requests, length, tokens, seed))
-    return {"rate": rate, "prompt_tokens": length, "max_tokens": tokens} | summary(all_seen, took, tokens)
+    return {"rate": rate, "prompt_tokens": length, "max_tokens": tokens} | summary(
+        all_seen, took, length, tokens
+    )
 
 
-def summary(all_seen: Sequence[Seen], took: float, tokens: int) -> dict[str, Any]:
+def summary(all_seen: Sequence[Seen], took: float, length: int, tokens: int) -> dict[str, Any]:
     """The figures of a run."""
     whole = [seen for seen in all_seen if not seen.error and seen.tokens == tokens]
     gaps = [late - early for seen in whole for early, late in zip(seen.chunks, seen.chunks[1:], strict=False)]
     firsts = [seen.chunks[0] for seen in whole if seen.chunks]
+    generated = sum(seen.tokens for seen in whole)
 
     return {
         "sent": len(all_seen),
         "failed": sum(bool(seen.error) for seen in all_seen),
         "wrong_length": sum(not seen.error and seen.tokens != tokens for seen in all_seen),
+        "wrong_prompt": sum(not seen.error and seen.prompt_tokens != length for seen in all_seen),
+        "chunks_each_token": round(sum(len(seen.chunks) for seen in whole) / generated, 3)
+        if generated
+        else 0,
         "first_error": next((seen.error for seen in all_seen if seen.error), ""),
         "late_ms": round(max((seen.late for seen in all_seen), default=0) * 1000, 1),
         "seconds": round(took, 2),
-        "output_tokens_per_second": round(sum(seen.tokens for seen in whole) / took, 1),
+        "output_tokens_per_second": round(generated / took, 1),
         "ttft_ms": quantiles(firsts),
         "itl_ms": quantiles(gaps),
     }
 
 
-def why_invalid(
-    figures: dict[str, Any], split: dict[str, float], kv: Transfers | None, expected_bytes: float
-) -> list[str]:
-    """Why a run is no figure; nothing where it is one.
-
-    Args:
-        figures: of `run`.
-        split: engine -> requests that it had, as a share of those that it had to have.
-        kv: of the decodes; None where there are none.
-        expected_bytes: of KV that had to move.
-
-    """
+def why_invalid(figures: dict[str, Any]) -> list[str]:
+    """Why what the clients saw (`run`) is no figure; nothing where it is one."""
     why = []
     for key, words in (
         ("failed", "requests failed"),
         ("wrong_length", "answers were not of the length asked for"),
+        ("wrong_prompt", "prompts were not of the length sent"),
     ):
         if figures[key]:
             why.append(f"{figures[key]} {words} {figures['first_error']}".rstrip())
     if not figures["output_tokens_per_second"]:
         why.append("no token was generated")
+    elif figures["chunks_each_token"] < LEAST_CHUNKS:
+        why.append(f"tokens came in {figures['chunks_each_token']:.0%} as many chunks, so ITL is not theirs")
     if figures["late_ms"] > MOST_LATE_MS:
         why.append(f"the client sent a request {figures['late_ms']:g} ms late")
-    why += [
+    return why
+
+
+def why_uncounted(split: Mapping[str, float], kv: Transfers | None, expected_bytes: float) -> list[str]:
+    """Why what the engines counted during a run makes it no figure; nothing where it is one.
+
+    Args:
+        split: engine -> requests that it had, as a share of those that it had to have.
+        kv: of the decodes; None where there are none.
+        expected_bytes: of KV that had to move.
+
+    """
+    why = [
         f"{engine} had {share:.0%} of its requests"
         for engine, share in split.items()
         if not LEAST_SHARE <= share <= MOST_SHARE

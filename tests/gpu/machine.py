@@ -14,16 +14,20 @@ import re
 import shlex
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phases import phases
+from gpu.phases import phases
+from vllm_fleet.fleet_metrics import parse, total
 
 ROOT = Path(__file__).parents[2]
 DIFFERS = (
@@ -31,21 +35,31 @@ DIFFERS = (
     "a member whose environment names no GPUs is told those that its container would be given",
     "the front is not there; its control port is a stand-in that counts no requests",
 )
-KEPT = (
-    "PATH",
-    "PYTHONPATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
+PLACES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME")
+"""Where the machine has what a container's image has."""
+SETTINGS = (
     "VLLM_USE_FLASHINFER_SAMPLER",
     "NCCL_NVLS_ENABLE",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
     "NVSHMEM_DISABLE_NVLS",
 )
-"""What the machine itself needs; a container has its image's."""
+"""What the machine itself may need to be set, and no container is given: reports say it."""
+CAUSES = ("ValueError: ", "RuntimeError: ")
+"""Of an engine that cannot start; that its core did not start is a RuntimeError, and says nothing."""
 CACHE = "/var/cache/vllm"
 """A member's own folder in its container."""
 CHANNEL = Path("/dev/nvidia-caps-imex-channels/channel0")
-SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
+SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFFLAGS = 0x8916, 0x891C, 0x8914
+ALIAS = b"lo:1"
+
+
+class SkipError(Exception):
+    """This machine lacks what a scenario needs; the text says what."""
+
+
+def kept() -> dict[str, str]:
+    """The variables of this process that each member gets besides its own."""
+    return {key: os.environ[key] for key in (*PLACES, *SETTINGS) if key in os.environ}
 
 
 def fetch(url: str, body: Any = None, timeout: float = 120, headers: dict[str, str] | None = None) -> Any:
@@ -75,34 +89,65 @@ def memory_used() -> list[int]:
     return [int(line) for line in subprocess.check_output(command, text=True).split()]
 
 
-def have_address(address: str) -> None:
-    """Give the machine an address of the inventory, on its loopback interface; as root."""
+@contextmanager
+def address(ours: str) -> Iterator[None]:
+    """The machine has an address of the inventory, on its loopback interface, if it had it not before; as root."""
     with socket.socket() as probe:
         try:
-            probe.bind((address, 0))
+            probe.bind((ours, 0))
         except OSError:
             pass
         else:
+            yield
             return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        # One address and not its network, which would be local as a whole.
-        for number, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, "255.255.255.255")):
-            asked = struct.pack("16sH2s4s8s", b"lo:1", socket.AF_INET, b"", socket.inet_aton(value), b"")
-            fcntl.ioctl(control, number, asked)
+
+    def set_alias(number: int, value: bytes) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            fcntl.ioctl(control, number, struct.pack("16s16s8x", ALIAS, value))
+
+    def of_family(text: str) -> bytes:
+        return struct.pack("H2x4s", socket.AF_INET, socket.inet_aton(text))
+
+    # One address and not its network, which would be local as a whole.
+    set_alias(SIOCSIFADDR, of_family(ours))
+    set_alias(SIOCSIFNETMASK, of_family("255.255.255.255"))
+    try:
+        yield
+    finally:
+        set_alias(SIOCSIFFLAGS, b"")  # an alias that is not up is none
 
 
-def imex_channel(*, there: bool) -> None:
-    """Make or remove the IMEX channel's device node, as the host check says; as root."""
-    if there and not CHANNEL.exists():
+@contextmanager
+def imex_channel(*, there: bool | None) -> Iterator[None]:
+    """The IMEX channel's device node is there or not (None: as it is), as the host check says; afterwards as before; as root."""
+    was = CHANNEL.stat() if CHANNEL.exists() else None
+    if there is None or there == bool(was):
+        yield
+        return
+    if was:
+        mode, device = was.st_mode, was.st_rdev
+    else:
         devices = Path("/proc/devices").read_text()
         major = re.search(r"^\s*(\d+) nvidia-caps-imex-channels$", devices, re.MULTILINE)
         if not major:
-            raise RuntimeError("the driver has no nvidia-caps-imex-channels")
-        CHANNEL.parent.mkdir(parents=True, exist_ok=True)
-        os.mknod(CHANNEL, 0o666 | 0o020000, os.makedev(int(major[1]), 0))
-        CHANNEL.chmod(0o666)
-    if not there:
-        CHANNEL.unlink(missing_ok=True)
+            raise SkipError(
+                "it needs an IMEX channel, and this machine's driver has no nvidia-caps-imex-channels"
+            )
+        mode, device = stat.S_IFCHR | 0o666, os.makedev(int(major[1]), 0)
+
+    def place(*, here: bool) -> None:
+        if here:
+            CHANNEL.parent.mkdir(parents=True, exist_ok=True)
+            os.mknod(CHANNEL, mode, device)
+            CHANNEL.chmod(stat.S_IMODE(mode))
+        else:
+            CHANNEL.unlink()
+
+    place(here=there)
+    try:
+        yield
+    finally:
+        place(here=bool(was))
 
 
 def run_module(name: str, params: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
@@ -142,9 +187,9 @@ class Machine:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.begun: dict[str, float] = {}
         self.before: dict[str, int] = {}
+        self.state: dict[str, dict[str, str]] = {}
         self.router_url = f"http://127.0.0.1:{self.plan['router']['slots']['a']['port']}"
         logs.mkdir(parents=True, exist_ok=True)
-        have_address(self.plan["router"]["address"])
 
     def of(self, role: str) -> list[str]:
         """The names of a role's engines."""
@@ -164,7 +209,11 @@ class Machine:
                 if name not in took and self._generates(name):
                     begin, ready = self.begun[name], time.time()
                     log = self.lines(name)
-                    took[name] = {"seconds": round(ready - begin, 1), "phases": phases(log, begin, ready)}
+                    took[name] = {
+                        "seconds": round(ready - begin, 1),
+                        "phases": phases(log, begin, ready),
+                        **self.state[name],
+                    }
             time.sleep(0.2)
         return {name: took[name] for name in names}
 
@@ -175,7 +224,7 @@ class Machine:
         cache = re.search(rf"--volume=(\S+):{CACHE}(?=\s)", unit)
         if not command or not cache:
             raise RuntimeError(f"the unit of {name} runs no vllm serve, or has no {CACHE}")
-        environment = {key: os.environ[key] for key in KEPT if key in os.environ}
+        environment = kept()
         for line in (folder / "engine.env").read_text().splitlines():
             if line and not line.startswith("#"):
                 key, _, value = line.partition("=")
@@ -185,6 +234,11 @@ class Machine:
             "CUDA_VISIBLE_DEVICES", ",".join(re.findall(r"--device=nvidia.com/gpu=(\d+)", unit))
         )
         Path(cache[1]).mkdir(parents=True, exist_ok=True)
+        eager = re.search(r"^enforce-eager: true$", (folder / "engine.yaml").read_text(), re.MULTILINE)
+        self.state[name] = {
+            "computes": "eager" if eager else "CUDA graphs",
+            "cache": "warm" if any(Path(cache[1]).iterdir()) else "cold",
+        }
         vllm = f"exec {shlex.quote(sys.executable)} -m vllm.entrypoints.cli.main"
         words = command[1].replace("/etc/vllm-fleet/engine.yaml", shlex.quote(str(folder / "engine.yaml")))
         self._spawn(name, ["/bin/sh", "-c", words.replace("exec vllm", vllm, 1)], environment)
@@ -205,9 +259,9 @@ class Machine:
 
     def _generates(self, name: str, seconds: float = 300) -> bool:
         if self.running[name].poll() is not None:
-            raise RuntimeError(f"{name} ended with {self.running[name].returncode}:\n{self.tail(name)}")
+            raise RuntimeError(f"{name} ended with {self.running[name].returncode}: {self.cause(name)}")
         if time.time() - self.begun[name] > seconds:
-            raise RuntimeError(f"{name} does not generate after {seconds} s:\n{self.tail(name)}")
+            raise RuntimeError(f"{name} does not generate after {seconds} s: {self.cause(name)}")
         try:
             self.generate(self.url(name), [3, 4, 5], 1)
         except OSError:
@@ -218,8 +272,7 @@ class Machine:
         """Start the router as its unit would; seconds until it is ready."""
         argv = json.loads((self.pack / "router.json").read_text())
         begin = time.monotonic()
-        environment = {key: os.environ[key] for key in KEPT if key in os.environ}
-        self._spawn("router", [sys.executable, "-m", "vllm_router.launch_router", *argv[1:]], environment)
+        self._spawn("router", [sys.executable, "-m", "vllm_router.launch_router", *argv[1:]], kept())
         self.wait_for_router()
         return round(time.monotonic() - begin, 1)
 
@@ -233,7 +286,7 @@ class Machine:
                 time.sleep(0.2)
             else:
                 return
-        raise RuntimeError(f"the router is not ready after {seconds} s:\n{self.tail('router')}")
+        raise RuntimeError(f"the router is not ready after {seconds} s: {self.cause('router')}")
 
     def complete(
         self,
@@ -260,20 +313,21 @@ class Machine:
         """The tokens of one."""
         return list(self.complete(url, tokens, count, timeout)["token_ids"])
 
-    def metric(self, name: str, metric: str) -> float:
-        """The sum of a counter over its labels."""
-        lines = fetch(f"{self.url(name)}/metrics", timeout=30).splitlines()
-        samples = [line for line in lines if re.match(rf"{re.escape(metric)}(_total)?[{{ ]", line)]
-        return sum(float(line.rpartition(" ")[2]) for line in samples)
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """The sum of a counter over its labels; 0 where it has not counted yet."""
+        return total(parse(fetch(f"{self.url(name)}/metrics", timeout=30)), metric, **labels) or 0.0
 
     def lines(self, name: str) -> list[str]:
         """A member's log since it was started last."""
         log = (self.logs / f"{name}.log").read_bytes()[self.before[name] :]
         return log.decode(errors="replace").splitlines()
 
-    def tail(self, name: str, lines: int = 40) -> str:
-        """The end of it."""
-        return "\n".join(self.lines(name)[-lines:])
+    def cause(self, name: str) -> str:
+        """Of the errors that it ends with the one that says why, else its last line; all of it is in the log's file."""
+        said = [line.strip() for line in self.lines(name) if line.strip()]
+        return next(
+            (line for kind in CAUSES for line in reversed(said) if line.startswith(kind)), "".join(said[-1:])
+        )
 
     def stop(self, name: str) -> None:
         """End a member and all that it started, and wait until it is gone."""

@@ -18,10 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "roles/lab_hosts/files"))
+sys.path += [str(ROOT / "roles/lab_hosts/files"), str(ROOT / "tests")]
 
 import tiny_model  # noqa: E402
-from shapes import SHAPES, config  # noqa: E402
+
+from gpu.shapes import SHAPES, config  # noqa: E402
 
 SEED = 20
 QUERY_GAIN = 1.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests/support"))
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests/support")]
 
 import rendering  # noqa: E402
-import shapes  # noqa: E402
-from shapes import MODELS  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from gpu import shapes  # noqa: E402
+from gpu.shapes import MODELS  # noqa: E402
 from vllm_fleet.cli import app  # noqa: E402
 from vllm_fleet.host_check.report import questions  # noqa: E402
 from vllm_fleet.proof import proof_pairs, proof_rounds  # noqa: E402

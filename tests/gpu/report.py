@@ -8,8 +8,10 @@ RESULTS is a results.json; without it, the newest of tests/gpu/results. A run th
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 PAGE, PLOT = ROOT / "docs/benchmarks.md", ROOT / "docs/gpu-itl.svg"
 BEGIN, END = "<!-- tests/gpu/report.py writes from here -->", "<!-- to here -->"
+NEED_MORE = ("uneven", "wide")
+"""Scenarios that need more than two GPUs."""
 FLEETS = {"pair": "prefill + decode", "ordinary": "two ordinary engines"}
 
 
@@ -31,16 +35,43 @@ def _cell(value: Any) -> str:
     return " - " if value is None else f" {value} " if value != "" else " "
 
 
+def shown(one: Mapping[str, Any], *cells: Callable[[Any], Any]) -> list[Any]:
+    """A run's figures, made by each of the cells; of a run that is not valid the reasons, and no figure."""
+    if one["invalid"]:
+        return [f"invalid: {'; '.join(one['invalid'])}", *[""] * (len(cells) - 1)]
+    return [cell(one) for cell in cells]
+
+
+def figure(*keys: str, digits: int | None = None) -> Callable[[Any], Any]:
+    """A cell with what is found under one key in the other, rounded; None where nothing was measured."""
+
+    def cell(one: Any) -> Any:
+        for key in keys:
+            one = one.get(key) if one else None
+        return one if one is None or digits is None else f"{one:,.{digits}f}"
+
+    return cell
+
+
+TIMES = [figure(kind, share, digits=1) for kind in ("ttft_ms", "itl_ms") for share in ("p50", "p99")]
+RATE = figure("kv_gbps")
+
+
 def report(results: dict[str, Any]) -> str:
     """All tables, each with its heading."""
-    done = results["scenarios"]
-    gpus, versions = results["gpus"], results["versions"]
-    parts = [f"{name} {version}" for name, version in versions.items()]
+    done, parts = results["scenarios"], [f"{name} {version}" for name, version in results["versions"].items()]
     lines = [
-        f"On {results['date']}: {len(gpus)}x {gpus[0]}, {', '.join(parts)}.",
+        f"On {results['date']}: {machine(results)}, {', '.join(parts)}, commit {results['commit']}.",
+        *results.get("notes", []),
+        "",
+        "What differs from hosts:",
+        "",
+        *(f"- {words}" for words in results["differs"]),
+        f"- besides its own, each process got these variables of the machine: {_environment(results)}",
         "",
     ]
     for section in (
+        _verdicts,
         _loads,
         _overhead,
         _starts,
@@ -50,14 +81,44 @@ def report(results: dict[str, Any]) -> str:
         _experts,
         _tokens,
         _proofs,
-        _left_out,
     ):
         lines += section(done)
     return "\n".join(lines)
 
 
+def machine(results: dict[str, Any]) -> str:
+    """Its GPUs."""
+    return f"{len(results['gpus'])}x {results['gpus'][0]}"
+
+
+def _environment(results: dict[str, Any]) -> str:
+    told = results["environment"].items()
+    return ", ".join(f"`{key}` ({value})" if value == "a path" else f"`{key}={value}`" for key, value in told)
+
+
+def _verdicts(done: dict[str, Any]) -> Iterator[str]:
+    yield from ("### Scenario by scenario", "")
+    rows = []
+    for name, told in done.items():
+        verdict = "skipped" if "skipped" in told else "ok" if told["ok"] else "not ok"
+        why = [told["skipped"]] if "skipped" in told else told["why"]
+        if "judged" in told:
+            verdict += " (note)"
+            why = [*why, f"(note: {told['judged']})"]
+        rows.append([f"`{name}`", verdict, told["begun"], told["seconds"], told["commit"], "; ".join(why)])
+    rows += [[f"`{name}`", "not run", None, None, None, ""] for name in NEED_MORE if name not in done]
+    yield from table(("scenario", "verdict", "begun", "seconds", "commit", "why"), rows)
+
+
+def _computes(*scenarios: dict[str, Any]) -> list[str]:
+    """A line that says what the engines of scenarios computed with."""
+    kinds = {start["computes"] for told in scenarios for start in told.get("start", {}).values()}
+    return [f"Engines computed with: {', '.join(sorted(kinds))}.", ""] if kinds else []
+
+
 def _loads(done: dict[str, Any]) -> Iterator[str]:
     yield from ("### Prefill and decode against the same GPUs as ordinary engines", "")
+    yield from _computes(*(done.get(fleet, {}) for fleet in FLEETS))
     head = (
         "prompt",
         "requests/s",
@@ -68,43 +129,36 @@ def _loads(done: dict[str, Any]) -> Iterator[str]:
         "p99",
         "tokens/s",
         "KV, GB/s",
+        "of it posting, ms a transfer",
+        "",
     )
     runs = {
         (load["prompt_tokens"], load["rate"], fleet): load
         for fleet in FLEETS
         for load in done.get(fleet, {}).get("loads", [])
     }
-    rows: list[list[Any]] = []
-    for (length, rate, fleet), load in sorted(
-        runs.items(), key=lambda run: (run[0][:2], run[0][2] != "pair")
-    ):
-        row = [length, rate, FLEETS[fleet]]
-        if load["invalid"]:
-            rows.append([*row, f"invalid: {'; '.join(load['invalid'])}", *[""] * 5])
-            continue
-        times = [load[kind][share] for kind in ("ttft_ms", "itl_ms") for share in ("p50", "p99")]
-        rows.append(
-            [
-                *row,
-                *(f"{value:.1f}" for value in times),
-                f"{load['output_tokens_per_second']:.0f}",
-                load["kv_gbps"],
-            ]
+    cells = [*TIMES, figure("output_tokens_per_second", digits=0), RATE, figure("post_ms_each")]
+    rows = [
+        [length, rate, FLEETS[fleet], *shown(load, *cells), load.get("note", "")]
+        for (length, rate, fleet), load in sorted(
+            runs.items(), key=lambda run: (run[0][:2], run[0][2] != "pair")
         )
+    ]
     yield from table(head, rows)
     yield from (f"![ITL p99 against the rate of requests]({PLOT.name})", "")
 
 
 def _overhead(done: dict[str, Any]) -> Iterator[str]:
+    told = {fleet: done[fleet]["overhead"] for fleet in FLEETS if "overhead" in done.get(fleet, {})}
+    if not told:
+        return
     yield from ("### What the router adds", "")
-    rows = []
-    for fleet, name in FLEETS.items():
-        if "overhead" in done.get(fleet, {}):
-            ways = done[fleet]["overhead"]["ms"]
-            rows.append(
-                [name, *(ways[way][share] for way in ("direct", "router") for share in ("p50", "p99"))]
-            )
-    yield from table(("8 tokens after 64, ms", "direct p50", "p99", "through the router p50", "p99"), rows)
+    yield from _computes(*(done[fleet] for fleet in told))
+    first = next(iter(told.values()))
+    cells = [figure("ms", way, share, digits=1) for way in ("direct", "router") for share in ("p50", "p99")]
+    head = f"{first['answer']} tokens after {first['tokens']}, ms"
+    rows = [[FLEETS[fleet], *shown(one, *cells)] for fleet, one in told.items()]
+    yield from table((head, "direct p50", "p99", "through the router p50", "p99"), rows)
 
 
 def _starts(done: dict[str, Any]) -> Iterator[str]:
@@ -114,59 +168,75 @@ def _starts(done: dict[str, Any]) -> Iterator[str]:
         for scenario in ("pair", "ordinary", "experts", "rollouts", "cached")
         for engine, told in done.get(scenario, {}).get("start", {}).items()
     ]
-    names = list(dict.fromkeys(phase for _, told in starts for phase in told["phases"]))
     # In the order of a start: the longest list has all of them.
-    names = max(([*told["phases"]] for _, told in starts), key=len, default=names)
+    names = max(([*told["phases"]] for _, told in starts), key=len, default=[])
     rows = [
-        [engine, *(told["phases"].get(name) for name in names), told["seconds"]] for engine, told in starts
+        [
+            engine,
+            told["computes"],
+            told["cache"],
+            *(told["phases"].get(name) for name in names),
+            told["seconds"],
+        ]
+        for engine, told in starts
     ]
-    yield from table(("seconds", *names, "all"), rows)
+    yield from table(("seconds", "computes with", "its cache", *names, "all"), rows)
 
 
 def _mappings(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### fleet_kv_mapping, and a prefill that stops while its decode lives", "")
     kinds = {
         "cached": "cached",
         "per_transfer": "per_transfer",
         "fabric": "per_transfer, fabric memory",
     }
-    seen = {words: done[kind] for kind, words in kinds.items() if "rates" in done.get(kind, {})}
+    # One that broke on its way has no column.
+    seen = {words: done[kind] for kind, words in kinds.items() if "proof" in done.get(kind, {})}
     if not seen:
         return
+    yield from ("### fleet_kv_mapping, and a prefill that stops while its decode lives", "")
+    yield from _computes(*seen.values())
     first = next(iter(seen.values()))
     rows: list[list[Any]] = [
-        [f"rate of {rate['mb_each']:.0f} MB, GB/s", *(one["rates"][number]["gbps"] for one in seen.values())]
+        [
+            f"rate of {rate['mb_each']:,.0f} MB, GB/s",
+            *(shown(one["rates"][number], RATE)[0] for one in seen.values()),
+        ]
         for number, rate in enumerate(first["rates"])
     ]
+    load, after = first["load"], first["rate_after"]
     rows += [
         [
-            "TTFT p50 / p99 at 4 requests/s of 4,096 tokens, ms",
-            *(_quantiles(one["load"]["ttft_ms"]) for one in seen.values()),
+            f"TTFT p50 / p99 at {load['rate']} requests/s of {load['prompt_tokens']:,} tokens, ms",
+            *(shown(one["load"], _quantiles)[0] for one in seen.values()),
         ],
         ["MiB in use on the stopped prefill's GPU", *(f"{one['left_mib']:,}" for one in seen.values())],
-        [
-            "the check before a start",
-            *(
-                "free" if one["memory_check"]["free"] else "refuses, and names the decode"
-                for one in seen.values()
-            ),
-        ],
+        ["the check before a start", *(_before_start(one["memory_check"]) for one in seen.values())],
         ["the prefill started alone", *(_alone(one) for one in seen.values())],
         ["both started again, s", *(_both(one) for one in seen.values())],
         ["the pair is back, s, with the start that fails", *(one["back_seconds"] for one in seen.values())],
-        ["rate afterwards, 604 MB, GB/s", *(one["rate_after"]["gbps"] for one in seen.values())],
+        [
+            f"rate afterwards, {after['mb_each']:,.0f} MB, GB/s",
+            *(shown(one["rate_after"], RATE)[0] for one in seen.values()),
+        ],
     ]
     yield from table(("", *seen), rows)
 
 
-def _quantiles(found: dict[str, float]) -> str:
-    return f"{found['p50']:.0f} / {found['p99']:.0f}"
+def _quantiles(load: dict[str, Any]) -> str:
+    return " / ".join(str(figure("ttft_ms", share, digits=0)(load) or "-") for share in ("p50", "p99"))
+
+
+def _before_start(told: dict[str, Any]) -> str:
+    if told["free"]:
+        return "free"
+    named = re.search(r"The decodes: (.+?)\.$", told["text"], re.MULTILINE)
+    return f"refuses, and names {named[1]}" if named else "refuses, and names no engine"
 
 
 def _alone(one: dict[str, Any]) -> str:
     if "restart_alone" in one:
         return f"{max(told['seconds'] for told in one['restart_alone'].values())} s"
-    return f"ends after {one['restart_failed']['seconds']} s"
+    return f"after {one['restart_failed']['seconds']} s: {one['restart_failed']['error']}"
 
 
 def _both(one: dict[str, Any]) -> float | None:
@@ -178,6 +248,7 @@ def _sleep(done: dict[str, Any]) -> Iterator[str]:
     if "steps" not in told:
         return
     yield from ("### Sleep and wake, `vllm-fleet rollout` on both engines", "")
+    yield from _computes(told)
     rows = [
         [
             step["action"],
@@ -187,17 +258,18 @@ def _sleep(done: dict[str, Any]) -> Iterator[str]:
         ]
         for step in told["steps"]
     ]
-    yield from table(("action", "seconds", "MiB used, GPU 0", "GPU 1", ""), rows)
-    rows = [["before", "", told["rate"]["gbps"], "", ""]]
+    gpus = [f"GPU {number}" for number, _ in enumerate(told["steps"][0]["used_mib"])]
+    yield from table(("action", "seconds", *(f"MiB used, {gpu}" for gpu in gpus), ""), rows)
+    rows = [["before", "", *shown(told["rate"], RATE), "", ""]]
     for level in (1, 2):
-        after = told[f"level_{level}"]
-        words = [_compared(after[who]) for who in ("prefill", "pair")]
-        rows.append([f"after level {level}", after["first_request"], after["rate"]["gbps"], *words])
+        if after := told.get(f"level_{level}"):
+            words = [_compared(after[who]) for who in ("prefill", "pair")]
+            rows.append([f"after level {level}", after["first_request"], *shown(after["rate"], RATE), *words])
     yield from table(
         (
             "",
             "first request",
-            "KV of 604 MB, GB/s",
+            f"KV of {told['rate']['mb_each']:,.0f} MB, GB/s",
             "tokens of the prefill alone, against before",
             "of the pair",
         ),
@@ -205,82 +277,113 @@ def _sleep(done: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _compared(one: dict[str, Any]) -> str:
-    if one["same"]:
-        return f"same; log probabilities within {one['noise']:g}"
-    near = "far apart" if one["gap"] is None else f"equally likely to within {one['gap']:g}"
-    return f"part at token {one['at'] + 1}: the two are {near}"
+def _compared(found: dict[str, Any]) -> str:
+    """Of several prompts, or of one."""
+    if "prompts" not in found:
+        found = {
+            "prompts": 1,
+            "same": int(found["same"]),
+            "noise": found["noise"],
+            "parted": [] if found["same"] else [found],
+        }
+    words = f"{found['same']} of {found['prompts']} same; log probabilities within {found['noise']:g}"
+    return "; ".join([words, *map(_parting, found["parted"])])
+
+
+def _parting(one: dict[str, Any]) -> str:
+    how = "far apart" if one["gap"] is None else f"as likely to within {one['gap']:g}"
+    return f"one parts at token {one['at'] + 1}: the two are {how}"
 
 
 def _gate(done: dict[str, Any]) -> Iterator[str]:
     told = done.get("gate", {})
-    if "proof" not in told:
+    if "proof" not in told or "channel_findings" not in told:
         return
     yield from ("### The gate: sleep mode without an IMEX channel", "")
+    yield from _computes(told)
     found = "; ".join(f"{one['check']} ({one['level']}): {one['seen']}" for one in told["channel_findings"])
+    rate = told["rate"]
     rows = [
         ["the host check, before", found or "nothing"],
-        ["KV of 604 MB, GB/s", told["rate"]["gbps"]],
-        [
-            "the proof",
-            "passed" if told["proof"]["passed"] else told["proof"]["table"][-1].split("  ")[1].strip(),
-        ],
-        [
-            "it says",
-            next((words.strip() for words in told["proof"]["msg"].split("; ") if "floor" in words), ""),
-        ],
+        [f"KV of {rate['mb_each']:,.0f} MB, GB/s", *shown(rate, RATE)],
+        ["the proof", "passed" if told["proof"]["passed"] else "failed"],
+        ["it says", _reasons(told["proof"])],
     ]
     yield from table(("", "seen"), rows)
+
+
+def _reasons(proof: dict[str, Any]) -> str:
+    """All that a proof says of pairs that failed, whole."""
+    return "; ".join(line.removeprefix("- ") for line in proof["msg"].splitlines()[1:])
 
 
 def _experts(done: dict[str, Any]) -> Iterator[str]:
     told = done.get("experts", {})
     if "tokens_by_rank" not in told:
         return
-    yield from ("### Qwen3-30B-A3B's shape, 8 layers: one engine with DP 2 and EP 2", "")
+    yield from (
+        f"### Qwen3-30B-A3B's shape, {told['layers']} layers: one engine with DP 2 and EP 2",
+        "",
+        *_computes(told),
+    )
+    had = told["requests_by_rank"]
     rows = [
         [
             f"rank {number}",
-            int(told["requests_by_rank"][str(number)]),
+            # Until 2026-11-30 all of a scenario together, by name.
+            int(had[str(number)] if isinstance(had, dict) else had[number][number]),
             f"{rank['same']} of {rank['prompts']}",
-            ", ".join(f"{one['gap']:g}" for one in rank["parted"]) or "-",
+            ", ".join("far" if one["gap"] is None else f"{one['gap']:g}" for one in rank["parted"]) or "-",
+            rank["noise"],
         ]
         for number, rank in enumerate(told["tokens_by_rank"])
     ]
+    answer = told["tokens_by_rank"][0]["answer"]
     yield from table(
         (
             "",
             "requests",
-            "answers of 24 tokens as of one engine on one GPU",
+            f"answers of {answer} tokens as of one engine on one GPU",
             "where they part, the two tokens' log probabilities differ by",
+            "else by at most",
         ),
         rows,
     )
 
 
 def _tokens(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### The same tokens", "")
     whose = {
         "pair": "through router, prefill and decode, against the prefill alone",
         "ordinary": "of two ordinary engines",
         "rollouts": "the pair with sleep mode, against its prefill alone",
+        "uneven": "two prefills of TP 1 and a decode of TP 2, against the first prefill alone",
+        "wide": "a prefill of TP 2 and a decode of DP 2, against the prefill alone",
     }
-    rows = []
-    for scenario, words in whose.items():
-        if told := done.get(scenario, {}).get("tokens"):
-            other = sum(not one["same"] for one in told["altered"])
-            rows.append(
-                [
-                    words,
-                    f"{told['same']} of {told['prompts']}",
-                    told["noise"],
-                    f"{other} of {len(told['altered'])}",
-                ]
-            )
+    found = {
+        f"{words}{more}": done[scenario][key]
+        for scenario, words in whose.items()
+        for key, more in (("tokens", ""), ("tokens_after", ", after the loads"))
+        if key in done.get(scenario, {})
+    }
+    if not found:
+        return
+    yield from ("### The same tokens", "")
+    rows = [
+        [
+            words,
+            f"{told['same']} of {told['prompts']}",
+            told["ties"],
+            told["noise"],
+            f"{sum(not one['same'] for one in told['altered'])} of {len(told['altered'])}",
+        ]
+        for words, told in found.items()
+    ]
+    first = next(iter(found.values()))
     yield from table(
         (
-            "answers of 24 tokens to 2,000",
+            f"answers of {first['answer']} tokens to {first['asked']:,}",
             "same",
+            "ties",
             "log probabilities differ by at most",
             "other, if the first token of the prompt is",
         ),
@@ -295,24 +398,13 @@ def _proofs(done: dict[str, Any]) -> Iterator[str]:
         found = {key: told[key] for key in ("proof", "proof_after") if key in told}
         found |= {key: told[key]["proof"] for key in ("level_1", "level_2") if key in told}
         for when, one in found.items():
-            cells = [cell.strip() for cell in one["table"][-1].split("  ") if cell.strip()]
-            why = one["msg"].partition(": the tokens")[2].partition(":")[0]
-            reason = f"the tokens{why}" if why else "" if one["passed"] else "the rate"
-            rows.append([scenario, when.replace("_", " "), *cells[1:5], reason])
+            lines = one["table"][1:] if one["table"] else [""]
+            for number, line in enumerate(lines):
+                cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+                cells = (cells[1:5] + [None] * 4)[:4]
+                reasons = "" if number or one["passed"] else _reasons(one) or one["msg"]
+                rows.append([scenario, when.replace("_", " "), *cells, reasons])
     yield from table(("scenario", "when", "verdict", "prompt", "KV", "rate", "because"), rows)
-
-
-def _left_out(done: dict[str, Any]) -> Iterator[str]:
-    out = {
-        name: told.get("skipped") or told.get("error", "").strip().rpartition("\n")[2]
-        for name, told in done.items()
-    }
-    missing = [name for name in ("uneven", "wide") if name not in done]
-    words = [f"`{name}`: {why}" for name, why in out.items() if why] + [
-        f"`{name}`: not run" for name in missing
-    ]
-    if words:
-        yield from (f"Not measured: {'; '.join(words)}.", "")
 
 
 # --- the plot -------------------------------------------------------------------------------------

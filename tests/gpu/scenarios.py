@@ -1,6 +1,6 @@
 """What is done with a fleet on one machine, and what is measured. Each scenario writes what it saw into `result`, as plain data.
 
-`ok` says whether what had to be was; what a scenario that breaks had seen until then stays.
+It returns why it is not ok: nothing where all was as it had to be. What a scenario that breaks had seen until then stays.
 """
 
 from __future__ import annotations
@@ -8,36 +8,49 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from load import Transfers, Way, complete, in_turn, prompt, run, why_invalid
-from machine import ControlPort, Machine, fetch, imex_channel, memory_used, run_module
 
+from gpu.load import Transfers, Way, complete, in_turn, prompt, run, why_invalid, why_uncounted
+from gpu.machine import ControlPort, Machine, fetch, memory_used, run_module
 from vllm_fleet import gpu_memory
 from vllm_fleet.host_check import report
 from vllm_fleet.kv import kv_bytes_per_token
 from vllm_fleet.rollout import Fleet, Rollout
 
-SUCCESS = "vllm:request_success"
+SUCCESS = "vllm:request_success_total"
 KV = (
     "vllm:nixl_bytes_transferred_sum",
     "vllm:nixl_xfer_time_seconds_sum",
-    "vllm:nixl_num_failed_transfers",
+    "vllm:nixl_num_failed_transfers_total",
     "vllm:nixl_bytes_transferred_count",
     "vllm:nixl_num_descriptors_sum",
+    "vllm:nixl_post_time_seconds_sum",
 )
 RATES, LENGTHS, OUTPUT, LOAD_SECONDS = (2, 4, 6), (1024, 4096), 128, 15
-PROMPTS, IN_TURN = 8, 100
+PROMPTS, MOST_PROMPTS, IN_TURN = 8, 16, 100
+"""Answers that have to be the same, prompts that are asked at most for them, and requests of each way in turn."""
+ANSWER, ASKED = 24, 2000
+"""Tokens of an answer and of its prompt, where they are compared."""
 TRANSFERS = (512, 4096, 16384)
 BLOCK = 16
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
+COUNTED_SECONDS = 2.0
+"""That engines may take to count what they have answered."""
+MANY_PIECES = 4
+"""A transfer is in one piece a layer where free blocks are neighbours; with so many times more, they were not."""
 TIE = 0.05
-"""Where two engines part, both tokens were this near in log probability in one of them: rounding decided."""
+"""Two engines' log probabilities may differ by this, by rounding; two tokens that are as near may take each other's place."""
+UNDER = "under the floor"
+"""What the proof says of KV that was too slow."""
+ABSENT = "the host has no such program"
+EXPLAINED = {"reachable": "what came of dialing", "cdi-fresh": "no CDI specification of nvidia.com/gpu"}
+"""Check -> what it sees where nobody dials, and where `nvidia-ctk` is one of the programs that are not there."""
 
 
 @contextmanager
@@ -50,17 +63,35 @@ def fleet(packs: Path, variant: str, out: Path, log: str = "") -> Iterator[Machi
         machine.stop_all()
 
 
+def config(machine: Machine) -> dict[str, Any]:
+    """The model's."""
+    return dict(json.loads((Path(machine.plan["model"]["path"]) / "config.json").read_text()))
+
+
 def kv_bytes(machine: Machine) -> int:
     """Of one token, over all layers."""
-    config = json.loads((Path(machine.plan["model"]["path"]) / "config.json").read_text())
-    return kv_bytes_per_token(config, machine.plan["proof"]["kv_dtype"]) or 0
+    return kv_bytes_per_token(config(machine), machine.plan["proof"]["kv_dtype"]) or 0
+
+
+def layers(machine: Machine) -> int:
+    """Of the model."""
+    return int(config(machine)["num_hidden_layers"])
 
 
 def proof(machine: Machine) -> dict[str, Any]:
     """The proof that a deployment ends with."""
     asked = json.loads((machine.pack / "proof.json").read_text())
     done = run_module("kv_proof", asked | {"bytes_per_token": kv_bytes(machine)})
-    return {"passed": not done.get("failed"), "table": done.get("table"), "msg": done.get("msg", "")[:1500]}
+    return {"passed": not done.get("failed"), "table": done.get("table"), "msg": done.get("msg", "")}
+
+
+def unproved(told: Mapping[str, Any]) -> list[str]:
+    """Why a proof failed: a line for each of its pairs."""
+    return (
+        []
+        if told["passed"]
+        else [line.removeprefix("- ") for line in told["msg"].splitlines()[1:]] or [told["msg"]]
+    )
 
 
 def host_check(machine: Machine) -> dict[str, Any]:
@@ -79,13 +110,29 @@ def host_check(machine: Machine) -> dict[str, Any]:
     }
 
 
+def unexplained(told: Mapping[str, Any]) -> list[str]:
+    """What failed of a host check, but for what a machine without Ansible, docker and systemd cannot tell."""
+    return [
+        f"the host check {one['check']} failed: {one['seen']}"
+        for one in told["findings"]
+        if one["level"] == "fail"
+        and ABSENT not in one["seen"]
+        and EXPLAINED.get(one["check"], ABSENT) not in one["seen"]
+    ]
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
+type Said = list[dict[int, float]]
+"""Tokens of an answer: for each the log probabilities of the likeliest, the chosen one first."""
 
-def spoken(machine: Machine, url: str, tokens: list[int], rank: int | None = None) -> list[dict[int, float]]:
-    """Greedy tokens that follow a prompt: for each the log probabilities of the likeliest, the chosen one first."""
+
+def spoken(machine: Machine, url: str, tokens: list[int], rank: int | None = None) -> Said:
+    """What follows a prompt, greedily."""
     header = {} if rank is None else {"X-data-parallel-rank": str(rank)}
-    choice = machine.complete(url, tokens, 24, headers=header, logprobs=5, return_tokens_as_token_ids=True)
+    choice = machine.complete(
+        url, tokens, ANSWER, headers=header, logprobs=5, return_tokens_as_token_ids=True
+    )
     return [
         {chosen: likely[f"token_id:{chosen}"]}
         | {int(word.removeprefix("token_id:")): value for word, value in likely.items()}
@@ -93,58 +140,94 @@ def spoken(machine: Machine, url: str, tokens: list[int], rank: int | None = Non
     ]
 
 
-def chosen(said: list[dict[int, float]]) -> list[int]:
+def told(
+    machine: Machine, url: str, *, altered: bool = False, rank: int | None = None, seed: int = 0
+) -> Iterator[Said]:
+    """What a URL says to one prompt after the other, asked as they are taken; or to the same with another first token."""
+    for number in range(MOST_PROMPTS):
+        tokens = prompt(seed + number, ASKED)
+        yield spoken(machine, url, [tokens[0] + altered, *tokens[1:]], rank)
+
+
+def chosen(said: Said) -> list[int]:
     """The tokens alone."""
     return [next(iter(likely)) for likely in said]
 
 
-def compare(first: list[dict[int, float]], other: list[dict[int, float]]) -> dict[str, Any]:
-    """Whether two engines said the same; else where they part, and how near the two tokens were in either's eyes.
+def compare(reference: Said, other: Said) -> dict[str, Any]:
+    """Whether two engines said the same; else where they part, and how much likelier the reference found its own token.
 
     `noise` is the largest difference of log probabilities up to there, of tokens that both chose.
     """
-    tokens = [chosen(first), chosen(other)]
-    at = next((i for i, (a, b) in enumerate(zip(*tokens, strict=True)) if a != b), len(first))
-    noise = [abs(first[i][token] - other[i][token]) for i, token in enumerate(tokens[0][:at])]
-    result: dict[str, Any] = {"same": at == len(first), "noise": round(max(noise, default=0), 4)}
+    tokens = [chosen(reference), chosen(other)]
+    at = next((i for i, (a, b) in enumerate(zip(*tokens, strict=True)) if a != b), len(reference))
+    noise = [abs(reference[i][token] - other[i][token]) for i, token in enumerate(tokens[0][:at])]
+    result: dict[str, Any] = {"same": at == len(reference), "noise": round(max(noise, default=0), 4)}
     if not result["same"]:
-        a, b = (own[at] for own in tokens)
-        gaps = [
-            likely[own] - likely[its]
-            for likely, own, its in ((first[at], a, b), (other[at], b, a))
-            if its in likely
-        ]
-        result |= {"at": at, "gap": round(min(gaps), 4) if gaps else None}
+        own, its = (words[at] for words in tokens)
+        likely = reference[at]
+        result |= {"at": at, "gap": round(likely[own] - likely[its], 4) if its in likely else None}
     return result
 
 
-def tally(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Comparisons, counted; those that parted are kept."""
-    parted = [one for one in told if not one["same"]]
+def is_tie(one: Mapping[str, Any]) -> bool:
+    """Whether rounding may have decided where two parted."""
+    return one["gap"] is not None and one["gap"] <= TIE
+
+
+def agreement(reference: Iterable[Said], other: Iterable[Said], altered: Iterable[Said]) -> dict[str, Any]:
+    """What two said to the same prompts, until PROMPTS answers were the same; and what the reference says to altered ones.
+
+    Those that parted are kept. Of what follows a tie nothing can be told, so each costs another prompt.
+    """
+    found, changed, distinct = [], [], set[int]()
+    for mine, its, unlike in zip(reference, other, altered, strict=False):
+        found.append(compare(mine, its))
+        changed.append(compare(mine, unlike))
+        distinct.update(chosen(mine))
+        if sum(one["same"] for one in found) == PROMPTS:
+            break
+    parted = [one for one in found if not one["same"]]
     return {
-        "prompts": len(told),
-        "same": len(told) - len(parted),
-        "ties": sum(one["gap"] is not None and one["gap"] <= TIE for one in parted),
-        "noise": max(one["noise"] for one in told),
+        "prompts": len(found),
+        "same": len(found) - len(parted),
+        "ties": sum(map(is_tie, parted)),
+        "noise": max(one["noise"] for one in found),
         "parted": parted,
+        "distinct_tokens": len(distinct),
+        "altered": changed,
+        "asked": ASKED,
+        "answer": ANSWER,
     }
 
 
-def agreement(machine: Machine, first: str, other: str, length: int = 2000) -> dict[str, Any]:
-    """What two URLs say to the same prompts; and, to see what that can tell, to prompts whose first token differs."""
-    told, altered, distinct = [], [], set()
-    for seed in range(PROMPTS):
-        tokens = prompt(seed, length)
-        mine = spoken(machine, first, tokens)
-        told.append(compare(mine, spoken(machine, other, tokens)))
-        altered.append(compare(mine, spoken(machine, first, [tokens[0] + 1, *tokens[1:]])))
-        distinct.update(chosen(mine))
-    return tally(told) | {"distinct_tokens": len(distinct), "altered": altered}
+def through_router(machine: Machine, url: str, seed: int = 0) -> dict[str, Any]:
+    """Whether the router gives the tokens of one engine."""
+    return agreement(
+        told(machine, url, seed=seed),
+        told(machine, machine.router_url, seed=seed),
+        told(machine, url, altered=True, seed=seed),
+    )
 
 
-def agree(found: dict[str, Any]) -> bool:
-    """Whether the two say the same, but for ties."""
-    return bool(found["same"] + found["ties"] == found["prompts"])
+def unlike(found: Mapping[str, Any]) -> list[str]:
+    """Why two do not say the same, or cannot be known to."""
+    why = [
+        f"an answer parts at token {one['at'] + 1}, where the reference prefers its own by {_nats(one['gap'])}"
+        for one in found["parted"]
+        if not is_tie(one)
+    ]
+    if found["noise"] > TIE:
+        why.append(f"log probabilities of the same tokens differ by {found['noise']:g}")
+    if found["same"] < PROMPTS:
+        why.append(f"only {found['same']} of {found['prompts']} answers are the same to their end")
+    if 2 * sum(not one["same"] for one in found["altered"]) <= len(found["altered"]):
+        why.append("blind: most prompts with another first token have the same answer")
+    return why
+
+
+def _nats(gap: float | None) -> str:
+    return "far" if gap is None else f"{gap:g}"
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -156,44 +239,73 @@ def transfers(machine: Machine) -> Transfers | None:
     return Transfers(*(sum(machine.metric(name, key) for name in decodes) for key in KV)) if decodes else None
 
 
+class Counts:
+    """What a machine's engines count from now on."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.before = {name: machine.metric(name, SUCCESS) for name in machine.members}
+        self.kv = transfers(machine)
+
+    def requests(self) -> dict[str, float]:
+        """Engine -> requests that it ended."""
+        return {name: self.machine.metric(name, SUCCESS) - then for name, then in self.before.items()}
+
+    def moved(self) -> Transfers | None:
+        """KV; None where there are no decodes."""
+        now = transfers(self.machine)
+        return now - self.kv if now and self.kv else None
+
+    def figures(self, routed: int, length: int, direct: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """The split, KV, and why they make a run no figure.
+
+        Args:
+            routed: requests through the router, evenly to all engines of a role.
+            length: tokens of each prompt.
+            direct: engine -> requests that it had besides.
+
+        """
+        machine, begin = self.machine, time.monotonic()
+        due = {
+            name: routed / len(machine.of(member["role"])) + (direct or {}).get(name, 0)
+            for name, member in machine.members.items()
+        }
+        decoded = sum(due[name] for name in machine.of("decode"))
+        expected = decoded * (length // BLOCK * BLOCK) * kv_bytes(machine)
+        while True:
+            split = {name: round(had / due[name], 3) for name, had in self.requests().items() if due[name]}
+            moved = self.moved()
+            why = why_uncounted(split, moved, expected)
+            if not why or time.monotonic() - begin > COUNTED_SECONDS:
+                break
+            time.sleep(0.2)
+        kv = {"kv_gbps": moved.gbps, "post_ms_each": moved.post_ms_each} if moved else {"kv_gbps": None}
+        if moved:
+            kv |= {"descriptors_each": moved.descriptors_each, "failed_transfers": moved.failed}
+        return {"split": split, **kv, "invalid": why}
+
+
 def transfer_rate(machine: Machine, length: int, count: int = 8, seed: int = 1000) -> dict[str, Any]:
     """The rate of the decodes' own counters while they fetch the KV of `count` prompts."""
     machine.generate(machine.router_url, prompt(seed + 99_000 + length, length), 1)
-    before = transfers(machine)
+    time.sleep(COUNTED_SECONDS / 4)  # until that one is counted
+    counts = Counts(machine)
     for number in range(count):
         machine.generate(machine.router_url, prompt(seed + number + length * 100, length), 1)
-    after = transfers(machine)
-    if before is None or after is None:
-        raise RuntimeError("no decode is there")
-    moved = after - before
-    return {
-        "tokens": length,
-        "mb_each": round(moved.bytes / count / 1e6, 1),
-        "gbps": moved.gbps,
-        "descriptors_each": moved.descriptors_each,
-        "failed_transfers": moved.failed,
-    }
+    seen = counts.figures(count, length)
+    return {"tokens": length, "mb_each": round(length * kv_bytes(machine) / 1e6, 1), **seen}
 
 
 def loaded(machine: Machine, rate: float, length: int, seed: int, seconds: float) -> dict[str, Any]:
     """One rate with one prompt length; a run that is not valid keeps its reasons beside its figures."""
-    names = list(machine.members)
-    before = {name: machine.metric(name, SUCCESS) for name in names}
-    kv = transfers(machine)
+    counts = Counts(machine)
     model = machine.plan["model"]["served_name"]
     seen = run(machine.router_url, model, rate=rate, seconds=seconds, length=length, tokens=OUTPUT, seed=seed)
-    alike = {name: len(machine.of(member["role"])) for name, member in machine.members.items()}
-    seen["split"] = {
-        name: round((machine.metric(name, SUCCESS) - before[name]) * alike[name] / seen["sent"], 3)
-        for name in names
-    }
-    after = transfers(machine)
-    moved = after - kv if after and kv else None
-    seen["kv_gbps"] = moved.gbps if moved else None
-    seen["descriptors_each"] = moved.descriptors_each if moved else None
-    expected = seen["sent"] * (length // BLOCK * BLOCK) * kv_bytes(machine) if moved else 0
-    seen["invalid"] = why_invalid(seen, seen["split"], moved, expected)
-    return seen
+    counted = counts.figures(seen["sent"], length)
+    pieces = counted.get("descriptors_each") or 0
+    if pieces > MANY_PIECES * layers(machine):
+        seen["note"] = f"each transfer was in {pieces:,.0f} pieces"
+    return seen | counted | {"invalid": why_invalid(seen) + counted["invalid"]}
 
 
 def loads(machine: Machine, seed: int) -> list[dict[str, Any]]:
@@ -211,11 +323,12 @@ def overhead(machine: Machine, seed: int) -> dict[str, Any]:
     Without it, the client asks one ordinary engine, or prefill and decode as the router does.
     """
     prefills, decodes, ordinary = (machine.of(role) for role in ("prefill", "decode", "mixed"))
+    length, answer = 64, 8
 
     def body(number: int, way: int) -> dict[str, Any]:
-        tokens = prompt(seed + 2 * number + way, 64)
+        tokens = prompt(seed + 2 * number + way, length)
         model = machine.plan["model"]["served_name"]
-        return {"model": model, "prompt": tokens, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        return {"model": model, "prompt": tokens, "max_tokens": answer, "temperature": 0, "ignore_eos": True}
 
     async def router(session: aiohttp.ClientSession, number: int) -> None:
         await complete(session, machine.router_url, body(number, 0))
@@ -231,7 +344,24 @@ def overhead(machine: Machine, seed: int) -> dict[str, Any]:
         await complete(session, machine.url(decodes[0]), asked)
 
     ways: dict[str, Way] = {"direct": one_engine if ordinary else both_stages, "router": router}
-    return {"requests": IN_TURN, "ms": in_turn(ways, IN_TURN)}
+    counts = Counts(machine)
+    took = in_turn(ways, IN_TURN)
+    asked = ordinary[:1] or [prefills[0], decodes[0]]
+    counted = counts.figures(IN_TURN, length, dict.fromkeys(asked, IN_TURN))
+    return {"requests": IN_TURN, "tokens": length, "answer": answer, "ms": took, **counted}
+
+
+def why_no_figures(result: Mapping[str, Any]) -> list[str]:
+    """Why runs of a scenario are no figures, wherever they are in what it saw."""
+    why = []
+    for key, value in result.items():
+        for number, one in enumerate(value if isinstance(value, list) else [value], 1):
+            if isinstance(one, dict):
+                name = f"{key} {number}" if isinstance(value, list) else key.replace("_", " ")
+                why += [f"{name}: {reason}" for reason in one.get("invalid", [])]
+                # One level down: what was seen at a level of sleep.
+                why += [f"{name}: {reason}" for reason in why_no_figures(one)]
+    return why
 
 
 def answered(machine: Machine, seed: int) -> tuple[bool, str]:
@@ -265,82 +395,88 @@ def until_answered(machine: Machine, seconds: float = 60) -> dict[str, Any]:
 # --- scenarios ------------------------------------------------------------------------------------
 
 
-def pair(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
-    """Prefills and decodes: host check, start-up, tokens, proof, figures, proof."""
+def pair(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
+    """Prefills and decodes: host check, start-up, tokens, proof, figures, tokens and proof again."""
     with fleet(packs, variant, out) as machine:
+        alone = machine.url(machine.of("prefill")[0])
         result["host_check"] = host_check(machine)
         result["start"] = machine.start(*machine.members)
         result["router_seconds"] = machine.start_router()
-        result["tokens"] = agreement(machine, machine.url(machine.of("prefill")[0]), machine.router_url)
+        result["tokens"] = through_router(machine, alone)
         result["proof"] = proof(machine)
         result["overhead"] = overhead(machine, 3_000_000)
         result["rate"] = transfer_rate(machine, 4096)
         result["loads"] = loads(machine, 1_000_000)
         result["rate_after"] = transfer_rate(machine, 4096, seed=7000)
+        result["tokens_after"] = through_router(machine, alone, seed=500)
         result["proof_after"] = proof(machine)
-        result["ok"] = (
-            agree(result["tokens"])
-            and result["proof"]["passed"]
-            and result["proof_after"]["passed"]
-            and not any(figures["invalid"] for figures in result["loads"])
-        )
+    return [
+        *unexplained(result["host_check"]),
+        *_each(unlike, result, "tokens", "tokens_after"),
+        *_each(unproved, result, "proof", "proof_after"),
+        *why_no_figures(result),
+    ]
 
 
-def ordinary(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
+def _each(why: Callable[[Any], list[str]], result: Mapping[str, Any], *keys: str) -> list[str]:
+    return [f"{key.replace('_', ' ')}: {reason}" for key in keys for reason in why(result[key])]
+
+
+def ordinary(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """The same two GPUs as two ordinary engines behind the same router: what pair is compared with."""
     with fleet(packs, variant, out) as machine:
         result["start"] = machine.start(*machine.members)
         machine.start_router()
-        first, second = machine.of("mixed")
-        result["tokens"] = agreement(machine, machine.url(first), machine.url(second))
+        first, second = (machine.url(name) for name in machine.of("mixed"))
+        result["tokens"] = agreement(
+            told(machine, first), told(machine, second), told(machine, first, altered=True)
+        )
         result["overhead"] = overhead(machine, 3_000_000)
         result["loads"] = loads(machine, 1_000_000)
-        result["ok"] = agree(result["tokens"]) and not any(figures["invalid"] for figures in result["loads"])
+    return [*_each(unlike, result, "tokens"), *why_no_figures(result)]
 
 
-def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
+def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """Qwen3-30B-A3B's shape as one engine of two data-parallel ranks that share the experts, and as one of one GPU."""
-    prompts = [prompt(seed, 500) for seed in range(PROMPTS)]
+    ranks = (0, 1)
 
-    def tell(machine: Machine, rank: int | None) -> list[list[dict[int, float]]]:
-        url = machine.url(machine.of("mixed")[0])
-        return [spoken(machine, url, tokens, rank) for tokens in prompts]
+    def counted(machine: Machine) -> list[float]:
+        return [machine.metric(machine.of("mixed")[0], SUCCESS, engine=str(rank)) for rank in ranks]
 
     with fleet(packs, variant, out) as machine:
+        result["layers"] = layers(machine)
         result["start"] = machine.start(*machine.members)
         machine.start_router()
-        by_rank = [tell(machine, rank) for rank in (0, 1)]
+        url = machine.url(machine.of("mixed")[0])
+        by_rank, result["requests_by_rank"] = [], []
+        for rank in ranks:
+            before = counted(machine)
+            by_rank.append(list(told(machine, url, rank=rank)))
+            time.sleep(COUNTED_SECONDS / 4)
+            after = counted(machine)
+            result["requests_by_rank"].append([now - then for now, then in zip(after, before, strict=True)])
         result["load"] = loaded(machine, 4, 512, 5, LOAD_SECONDS / 2)
-        lines = fetch(f"{machine.url(machine.of('mixed')[0])}/metrics").splitlines()
-        result["requests_by_rank"] = {
-            rank: sum(
-                float(line.rpartition(" ")[2])
-                for line in lines
-                if line.startswith(SUCCESS) and f'engine="{rank}"' in line
-            )
-            for rank in ("0", "1")
-        }
     with fleet(packs, f"{variant}_one", out) as machine:
         result["start_one"] = machine.start(*machine.members)
-        alone = tell(machine, None)
-    result["tokens_by_rank"] = [
-        tally([compare(a, b) for a, b in zip(alone, rank, strict=True)]) for rank in by_rank
-    ]
-    result["distinct_tokens"] = len({token for said in alone for token in chosen(said)})
-    result["ok"] = (
-        all(result["requests_by_rank"].values())
-        and not result["load"]["invalid"]
-        and all(agree(rank) for rank in result["tokens_by_rank"])
-    )
+        url = machine.url(machine.of("mixed")[0])
+        alone, altered = list(told(machine, url)), list(told(machine, url, altered=True))
+    result["tokens_by_rank"] = [agreement(alone, rank, altered) for rank in by_rank]
+    why = why_no_figures(result)
+    for rank, found, had in zip(ranks, result["tokens_by_rank"], result["requests_by_rank"], strict=True):
+        why += [f"rank {rank}: {reason}" for reason in unlike(found)]
+        if had != [MOST_PROMPTS * (other == rank) for other in ranks]:
+            words = " and ".join(f"{count:g}" for count in had)
+            why.append(f"of {MOST_PROMPTS} requests for rank {rank} ranks 0 and 1 counted {words}")
+    return why
 
 
-def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
-    """With the channel: the proof, then pause, sleep, wake and resume at both levels, and KV afterwards."""
+def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
+    """With the channel: host check and proof, then pause, sleep, wake and resume at both levels, tokens and KV afterwards."""
     with fleet(packs, variant, out) as machine:
+        result["host_check"] = host_check(machine)
         port = ControlPort(machine.plan["router"]["control_port"])
         controls = Rollout(Fleet.from_plan(machine.plan))
         alone = machine.url(machine.of("prefill")[0])
-        tokens = prompt(77, 1000)
         steps: list[dict[str, Any]] = []
 
         def do(action: str, **options: Any) -> None:
@@ -360,12 +496,12 @@ def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> No
 
         result |= {"start": machine.start(*machine.members), "steps": steps}
         machine.start_router()
-        result["tokens"] = agreement(machine, alone, machine.router_url)
+        result["tokens"] = through_router(machine, alone, seed=500)
         result["proof"] = proof(machine)
         result["rate"] = transfer_rate(machine, 4096)
+        before, altered = list(told(machine, alone)), list(told(machine, alone, altered=True))
         do("status")
         for level in (1, 2):
-            before = spoken(machine, alone, tokens)
             do("sleep", level=level)
             do("wake", tags=["weights"])
             if level == 2:
@@ -378,20 +514,25 @@ def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> No
             do("resume")
             result[f"level_{level}"] = {
                 "first_request": answered(machine, level)[1],
-                "prefill": compare(before, spoken(machine, alone, tokens)),
-                "pair": compare(before, spoken(machine, machine.router_url, tokens)),
+                "prefill": agreement(before, told(machine, alone), altered),
+                "pair": agreement(before, told(machine, machine.router_url), altered),
                 "rate": transfer_rate(machine, 4096, seed=20_000 * level),
                 "proof": proof(machine),
             }
         port.close()
-        levels = [result[f"level_{level}"] for level in (1, 2)]
-        result["ok"] = (
-            all(step["ok"] for step in steps)
-            and agree(result["tokens"])
-            and result["proof"]["passed"]
-            and all(level["proof"]["passed"] for level in levels)
-            and all(agree(tally([level[who]])) for level in levels for who in ("prefill", "pair"))
-        )
+    why = [
+        *unexplained(result["host_check"]),
+        *(f"{step['action']}: {step['message']}" for step in steps if not step["ok"]),
+        *_each(unlike, result, "tokens"),
+        *_each(unproved, result, "proof"),
+        *why_no_figures(result),
+    ]
+    if "imex-channel" not in result["host_check"]["passed"]:
+        why.append("the host check imex-channel does not pass, and the channel is there")
+    for level in ("level_1", "level_2"):
+        own = [*_each(unlike, result[level], "prefill", "pair"), *_each(unproved, result[level], "proof")]
+        why += [f"{level.replace('_', ' ')}: {reason}" for reason in own]
+    return why
 
 
 def reload_weights(machine: Machine, name: str) -> None:
@@ -399,24 +540,27 @@ def reload_weights(machine: Machine, name: str) -> None:
     fetch(f"{machine.url(name)}/collective_rpc", {"method": "reload_weights"}, 300)
 
 
-def gate(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
-    """Sleep mode without an IMEX channel: KV takes TCP, the host check said so, and the proof fails."""
-    imex_channel(there=False)
-    try:
-        with fleet(packs, variant, out, "gate") as machine:
-            result["host_check"] = host_check(machine)
-            result["start"] = machine.start(*machine.members)
-            machine.start_router()
-            result["rate"] = transfer_rate(machine, 4096, count=2)
-            result["proof"] = proof(machine)
-    finally:
-        imex_channel(there=True)
+def gate(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
+    """Sleep mode without an IMEX channel: KV takes TCP, the host check said so, and the proof fails for its rate."""
+    with fleet(packs, variant, out, "gate") as machine:
+        result["host_check"] = host_check(machine)
+        result["start"] = machine.start(*machine.members)
+        machine.start_router()
+        result["rate"] = transfer_rate(machine, 4096, count=2)
+        result["proof"] = proof(machine)
     channel = [one for one in result["host_check"]["findings"] if "channel" in one["check"]]
     result["channel_findings"] = channel
-    result["ok"] = not result["proof"]["passed"] and any(one["level"] == "fail" for one in channel)
+    why = why_no_figures(result)
+    if not any(one["level"] == "fail" for one in channel):
+        why.append("the host check does not miss the channel")
+    if result["proof"]["passed"]:
+        why.append("the proof passed")
+    elif not any(UNDER in reason for reason in unproved(result["proof"])):
+        why.append(f"the proof failed, and not for its rate: {'; '.join(unproved(result['proof']))}")
+    return why
 
 
-def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> None:
+def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """Rates, and what a prefill leaves behind that stops while its decode lives; how the pair comes back."""
     with fleet(packs, variant, out) as machine:
         (prefill,), (decode,) = machine.of("prefill"), machine.of("decode")
@@ -432,11 +576,8 @@ def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> Non
         begin = time.monotonic()
         try:
             result["restart_alone"] = machine.start(prefill)
-        except RuntimeError:
-            result["restart_failed"] = {
-                "seconds": round(time.monotonic() - begin, 1),
-                "log": [line for line in machine.lines(prefill) if "Error" in line or "emory" in line][-12:],
-            }
+        except RuntimeError as error:
+            result["restart_failed"] = {"seconds": round(time.monotonic() - begin, 1), "error": str(error)}
             machine.stop(prefill)
             machine.stop(decode)
             time.sleep(3)
@@ -447,12 +588,13 @@ def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> Non
         result["back_seconds"] = round(time.monotonic() - begin, 1)
         result["rate_after"] = transfer_rate(machine, 4096, seed=7000)
         result["proof"] = proof(machine)
-        result["ok"] = (
-            result["through_router"]["answered"]
-            and result["proof"]["passed"]
-            # Where the check before a start finds the GPU free, the engine must start, and else it cannot.
-            and result["memory_check"]["free"] == ("restart_alone" in result)
-        )
+    why = [*_each(unproved, result, "proof"), *why_no_figures(result)]
+    if not result["through_router"]["answered"]:
+        why.append("the router did not answer again")
+    # Where the check before a start finds the GPU free, the engine must start, and else it cannot.
+    if result["memory_check"]["free"] != ("restart_alone" in result):
+        why.append("the check before a start said the opposite of what the start did")
+    return why
 
 
 def memory_check(machine: Machine, member: str) -> dict[str, Any]:
@@ -467,23 +609,25 @@ def memory_check(machine: Machine, member: str) -> dict[str, Any]:
     return gpu_memory.judge(machine.plan, member, {"rc": 0, "stdout": out, "stderr": ""}, 1024)
 
 
-type Scenario = Callable[[Path, Path, dict[str, Any]], None]
+type Scenario = Callable[[Path, Path, dict[str, Any]], list[str]]
 
 
-def _of(do: Callable[..., None], variant: str) -> tuple[str, Scenario]:
-    return variant, partial(do, variant=variant)
+def _of(
+    do: Callable[..., list[str]], variant: str, *, channel: bool | None = None
+) -> tuple[str, Scenario, bool | None]:
+    return variant, partial(do, variant=variant), channel
 
 
-SCENARIOS: dict[str, tuple[str, Scenario]] = {
+SCENARIOS: dict[str, tuple[str, Scenario, bool | None]] = {
     "pair": _of(pair, "pair"),
     "ordinary": _of(ordinary, "ordinary"),
     "experts": _of(experts, "experts"),
-    "rollouts": _of(rollouts, "rollouts"),
-    "gate": _of(gate, "rollouts"),
+    "rollouts": _of(rollouts, "rollouts", channel=True),
+    "gate": _of(gate, "rollouts", channel=False),
     "cached": _of(mapping, "cached"),
     "per_transfer": _of(mapping, "per_transfer"),
-    "fabric": _of(mapping, "fabric"),
+    "fabric": _of(mapping, "fabric", channel=True),
     "uneven": _of(pair, "uneven"),
     "wide": _of(pair, "wide"),
 }
-"""Name -> the variant whose pack it needs, and what is done."""
+"""Name -> the variant whose pack it needs, what is done, and whether the IMEX channel is there (None: as it is)."""

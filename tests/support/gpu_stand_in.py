@@ -1,8 +1,9 @@
 """What tests/gpu starts, without GPUs: an engine that answers from a hash of the prompt, and a router.
 
-They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here. Two variables of
-an engine's environment make trouble: with NO_KV it counts no KV; HELD is a file that a decode makes with its first transfer
-and removes with its end, and that keeps other engines from starting.
+They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here. Variables of
+an engine's environment make trouble: with NO_KV it counts no KV, with SLOW_KV KV is slow, with WRONG_TOKENS a decode says others
+than its prefill, with NO_RANKS it takes none that a request names; HELD is a file that a decode makes with its first transfer and removes with its end, and that keeps other
+engines from starting.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from scripted_engine import ScriptedEngine
 
 from vllm_fleet.kv import kv_bytes_per_token
 
-REMOTE = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_engine_id": "stand-in_dp0"}
+REMOTE = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
 
 
 class StandIn(ScriptedEngine):
-    """An engine with control endpoints that also completes prompts and counts KV."""
+    """An engine with control endpoints that also completes prompts and counts KV, each of its ranks for itself."""
 
-    def __init__(self, name: str, address: tuple[str, int], bytes_per_token: int) -> None:
+    def __init__(self, name: str, address: tuple[str, int], bytes_per_token: int, ranks: int) -> None:
         super().__init__(name, [], address)
         self.bytes_per_token = bytes_per_token
-        self.finished = self.transfers = self.bytes = 0
+        self.finished, self.transfers, self.bytes = ([0] * ranks for _ in range(3))
 
     def _complete(self, _query: Any, body: Any) -> Any:
         prompt, count = body["prompt"], body["max_tokens"]
@@ -41,19 +42,26 @@ class StandIn(ScriptedEngine):
         seed = zlib.crc32(json.dumps(prompt).encode())
         tokens = [3 + (seed >> (number % 24)) % 400 for number in range(count)]
         asked = body.get("kv_transfer_params") or {}
-        self.finished += 1
-        if asked.get("do_remote_prefill") and "NO_KV" not in os.environ:
+        in_turn = sum(self.finished) % len(self.finished)
+        wanted = None if "NO_RANKS" in os.environ else self.asked.headers.get("X-data-parallel-rank")
+        rank = int(wanted or in_turn)
+        self.finished[rank] += 1
+        if asked.get("do_remote_prefill"):
             if "HELD" in os.environ:
                 Path(os.environ["HELD"]).touch()
-            self.transfers += 1
-            self.bytes += length * self.bytes_per_token
+            if "WRONG_TOKENS" in os.environ:
+                tokens = [token + 1 for token in tokens]
+            if "NO_KV" not in os.environ:
+                self.transfers[rank] += 1
+                self.bytes[rank] += length * self.bytes_per_token
         choice: dict[str, Any] = {"text": "words", "token_ids": tokens, "finish_reason": "length"}
         if body.get("logprobs"):
             likely = [{f"token_id:{token}": -0.1, f"token_id:{token + 1}": -2.5} for token in tokens]
             choice["logprobs"] = {"top_logprobs": likely}
         usage = {"prompt_tokens": length, "completion_tokens": count}
         if not body.get("stream"):
-            more = {"kv_transfer_params": REMOTE} if asked.get("do_remote_decode") else {}
+            params = {**REMOTE, "remote_engine_id": f"stand-in_dp{rank}"}
+            more = {"kv_transfer_params": params} if asked.get("do_remote_decode") else {}
             return {"choices": [choice], "usage": usage, **more}
         events = [
             {"choices": [{"text": "w", "token_ids": [token], "finish_reason": None}]} for token in tokens
@@ -64,18 +72,24 @@ class StandIn(ScriptedEngine):
 
     def _all_metrics(self, query: Any, body: Any) -> Any:
         _, page = self._metrics(query, body)
-        # In turn on two ranks, as where an engine has them.
-        ranks = (self.finished + 1) // 2, self.finished // 2
-        lines = [f'vllm:request_success_total{{engine="{rank}"}} {n}' for rank, n in enumerate(ranks)]
-        lines += [
-            f"vllm:nixl_bytes_transferred_sum {self.bytes}",
-            f"vllm:nixl_bytes_transferred_count {self.transfers}",
-            f"vllm:nixl_xfer_time_seconds_sum {self.bytes / 100e9}",
-            "vllm:nixl_post_time_seconds_sum 0",
-            "vllm:nixl_num_failed_transfers_total 0",
-            f"vllm:nixl_num_descriptors_sum {36 * self.transfers}",
-            'vllm:cache_config_info{block_size="16"} 1',
-        ]
+        speed = 0.4e9 if "SLOW_KV" in os.environ else 100e9
+        lines = []
+        for rank, finished in enumerate(self.finished):
+            counts = {
+                "request_success_total": finished,
+                "nixl_bytes_transferred_sum": self.bytes[rank],
+                "nixl_bytes_transferred_count": self.transfers[rank],
+                "nixl_xfer_time_seconds_sum": self.bytes[rank] / speed,
+                "nixl_post_time_seconds_sum": 0.0005 * self.transfers[rank],
+                "nixl_num_failed_transfers_total": 0,
+                "nixl_num_descriptors_sum": 36 * self.transfers[rank],
+            }
+            lines += [f'vllm:{name}{{engine="{rank}"}} {count}' for name, count in counts.items()]
+            lines.append(f'vllm:cache_config_info{{engine="{rank}",block_size="16"}} 1')
+            if rank:
+                lines += [
+                    f'vllm:num_requests_{state}{{engine="{rank}"}} 0' for state in ("running", "waiting")
+                ]
         return 200, page + "\n".join(["", *lines, ""]).encode()
 
     GET: ClassVar = ScriptedEngine.GET | {"/health": lambda *_: {}, "/metrics": _all_metrics}
@@ -95,7 +109,8 @@ def engine() -> None:
         sys.exit("ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization")
     decodes = "consumer" in json.dumps(config.get("kv-transfer-config"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(decodes and held.unlink(missing_ok=True)))
-    StandIn("engine", (config["host"], config["port"]), kv_bytes_per_token(model) or 0)
+    ranks = int(sys.argv[sys.argv.index("--data-parallel-size") + 1])
+    StandIn("engine", (config["host"], config["port"]), kv_bytes_per_token(model) or 0, ranks)
     threading.Event().wait()
 
 

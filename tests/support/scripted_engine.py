@@ -41,6 +41,7 @@ class Scripted(ThreadingHTTPServer):
         self.answers: dict[str, Answer] = {}
         self.dies_at: str | None = None
         self.dead = False
+        self.asked = threading.local()  # its headers, while it is answered
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
@@ -70,6 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.dead or parts.path == self.server.dies_at:
             self.server.dead = True
             return
+        self.server.asked.headers = self.headers
         if body is not None:
             time.sleep(self.server.delays.get(parts.path, 0))
         answer = self.server.answers.get(parts.path)

@@ -2,16 +2,17 @@
 
     python tests/gpu/report.py [RESULTS]
 
-RESULTS is a results.json; without it, the newest of tests/gpu/results. A run that is not valid is written down as that.
+RESULTS is a results.json, and is kept in tests/gpu/results by its date; without it, the newest of those is taken. A run that is
+not valid is written down as that.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -409,36 +410,43 @@ def _proofs(done: dict[str, Any]) -> Iterator[str]:
 
 # --- the plot -------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP, BOTTOM = 820, 340, 56, 64, 330, 80, 48
+WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP, BOTTOM = 820, 380, 56, 88, 330, 80, 64
 STYLE = """
-svg { background: #ffffff } text { font: 12px sans-serif; fill: #24292f } .title { font-weight: bold; font-size: 14px }
-.grid { stroke: #d0d7de } .pair { stroke: #0b6e99 } .ordinary { stroke: #b3541e } .line { fill: none; stroke-width: 2.5 }
-circle.pair { fill: #0b6e99 } circle.ordinary { fill: #b3541e }
-text.pair, text.ordinary { stroke: #ffffff; stroke-width: 3px; paint-order: stroke } text.pair { fill: #0b6e99 } text.ordinary { fill: #b3541e }
+.ground { fill: #ffffff } text { font: 12px sans-serif; fill: #24292f } .title { font-weight: bold; font-size: 14px }
+.grid { stroke: #d0d7de } .pair { stroke: #0b6e99; fill: #0b6e99 } .ordinary { stroke: #b3541e; fill: #b3541e }
+.line { fill: none; stroke-width: 2.5 } circle { stroke-width: 2 } circle.noted { fill: #ffffff }
+text.pair, text.ordinary { stroke: #ffffff; stroke-width: 4px; paint-order: stroke }
 @media (prefers-color-scheme: dark) {
-  svg { background: #0d1117 } text { fill: #e6edf3 } .grid { stroke: #30363d } .pair { stroke: #5cb8e6 } .ordinary { stroke: #f0a060 }
-  circle.pair { fill: #5cb8e6 } circle.ordinary { fill: #f0a060 } text.pair, text.ordinary { stroke: #0d1117 }
-  text.pair { fill: #5cb8e6 } text.ordinary { fill: #f0a060 }
+  .ground, circle.noted { fill: #0d1117 } text { fill: #e6edf3 } .grid { stroke: #30363d }
+  .pair { stroke: #5cb8e6; fill: #5cb8e6 } .ordinary { stroke: #f0a060; fill: #f0a060 }
+  .line { fill: none } circle.noted { fill: #0d1117 } text.pair, text.ordinary { stroke: #0d1117 }
 }
 """
+type Point = tuple[float, float, str]
+"""Rate, milliseconds, and what is to be known of it."""
 
 
 def plot(results: dict[str, Any]) -> str:
     """ITL p99 against the rate of requests, a panel for each prompt length; invalid runs are left out."""
-    points: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    points: dict[int, dict[str, list[Point]]] = {}
     for fleet in FLEETS:
         for load in results["scenarios"].get(fleet, {}).get("loads", []):
-            if not load["invalid"]:
+            if not load["invalid"] and load["itl_ms"]["p99"] is not None:
                 lines = points.setdefault(load["prompt_tokens"], {})
-                lines.setdefault(fleet, []).append((load["rate"], load["itl_ms"]["p99"]))
+                lines.setdefault(fleet, []).append(
+                    (load["rate"], load["itl_ms"]["p99"], load.get("note", ""))
+                )
     every = [point for lines in points.values() for line in lines.values() for point in line]
-    top = max((10 * (int(value) // 10 + 1) for _, value in every), default=10)
-    most = max((rate for rate, _ in every), default=1)
+    top = max((10 * (int(value) // 10 + 1) for _, value, _ in every), default=10)
+    most = max((rate for rate, _, _ in every), default=1)
+    kinds = _computes(*(results["scenarios"].get(fleet, {}) for fleet in FLEETS))[:1]
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
         "<title>ITL p99 against the rate of requests</title>",
         f"<style>{STYLE}</style>",
+        f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<text class="title" x="{LEFT}" y="22">Time between tokens, p99, in ms: lower is better</text>',
+        f'<text x="{LEFT}" y="42">{" ".join([f"{machine(results)}, {results['date']}.", *kinds])}</text>',
     ]
     for number, fleet in enumerate(FLEETS):
         x = LEFT + 440 + 160 * number
@@ -447,12 +455,13 @@ def plot(results: dict[str, Any]) -> str:
         )
     for number, (length, lines) in enumerate(sorted(points.items())):
         drawn += _panel(LEFT + number * (PANEL + GAP), length, lines, top, most)
+    notes = list(dict.fromkeys(note for _, _, note in every if note))
+    if notes:
+        drawn.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">hollow: {escape("; ".join(notes))}</text>')
     return "\n".join([*drawn, "</svg>", ""])
 
 
-def _panel(
-    left: int, length: int, lines: dict[str, list[tuple[float, float]]], top: int, most: float
-) -> Iterator[str]:
+def _panel(left: int, length: int, lines: dict[str, list[Point]], top: int, most: float) -> Iterator[str]:
     lower = HEIGHT - BOTTOM
 
     def place(rate: float, value: float) -> tuple[float, float]:
@@ -463,16 +472,23 @@ def _panel(
         y = place(0, value)[1]
         yield f'<line class="grid" x1="{left}" x2="{left + PANEL}" y1="{y}" y2="{y}"/>'
         yield f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{value}</text>'
-    for rate in sorted({rate for line in lines.values() for rate, _ in line}):
+    for rate in sorted({rate for line in lines.values() for rate, _, _ in line}):
         yield f'<text x="{place(rate, 0)[0]}" y="{lower + 18}" text-anchor="middle">{rate:g}</text>'
-    yield f'<text x="{left + PANEL / 2}" y="{lower + 38}" text-anchor="middle">requests per second</text>'
+    yield f'<text x="{left + PANEL / 2}" y="{lower + 36}" text-anchor="middle">requests per second</text>'
     for fleet, line in lines.items():
-        placed = [place(*point) for point in sorted(line)]
-        yield f'<polyline class="line {fleet}" points="{" ".join(f"{x},{y}" for x, y in placed)}"/>'
-        for (x, y), (rate, value) in zip(placed, sorted(line), strict=True):
-            higher = all(value >= other for kind in lines.values() for at, other in kind if at == rate)
-            yield f'<circle class="{fleet}" cx="{x}" cy="{y}" r="4"/>'
-            yield f'<text class="{fleet}" x="{x}" y="{y - 9 if higher else y + 18}" text-anchor="middle">{value:.1f}</text>'
+        placed = " ".join("{},{}".format(*place(rate, value)) for rate, value, _ in sorted(line))
+        yield f'<polyline class="line {fleet}" points="{placed}"/>'
+    # After all lines, which would cross them; beside a point lines rise to the right, so above it is left of it.
+    for fleet, line in lines.items():
+        for rate, value, note in sorted(line):
+            x, y = place(rate, value)
+            higher = all(value >= other for kind in lines.values() for at, other, _ in kind if at == rate)
+            kind = f"{fleet} noted" if note else fleet
+            yield f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"/>'
+            place_of_text = (
+                f'x="{x - 4}" y="{y - 10}" text-anchor="end"' if higher else f'x="{x + 4}" y="{y + 18}"'
+            )
+            yield f'<text class="{fleet}" {place_of_text}>{value:.1f}</text>'
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -490,9 +506,17 @@ def page(text: str, results: dict[str, Any]) -> str:
     return f"{before}{BEGIN}\n\n{report(results)}\n{END}{after}"
 
 
+def keep(results: Path) -> Path:
+    """Put a results.json among those that are kept."""
+    text = results.read_text()
+    kept = RESULTS / f"{json.loads(text)['date']}.json"
+    kept.write_text(text)
+    return kept
+
+
 def main() -> None:
     """Write both files."""
-    results = json.loads((Path(sys.argv[1]) if sys.argv[1:] else newest()).read_text())
+    results = json.loads((keep(Path(sys.argv[1])) if sys.argv[1:] else newest()).read_text())
     PAGE.write_text(page(PAGE.read_text(), results))
     PLOT.write_text(plot(results))
 

@@ -10,7 +10,7 @@ SHELL_SCRIPTS := scripts/setup scripts/clean scripts/install roles/container_ima
 
 # One lab: its users take turns.
 .NOTPARALLEL:
-.PHONY: help demo test setup images image image-test wheelhouse lock lab lint format unit molecule e2e cross gpu benchmark bundle clean
+.PHONY: help demo test .venv setup images image image-test wheelhouse lock lab lint format unit molecule e2e cross gpu benchmark bundle clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,6 +23,9 @@ demo: lab  ## Set up, build, start the lab, deploy, prove, and show what serves
 	@echo "  curl -s $(FRONT)/v1/completions -H 'Content-Type: application/json' -d '{\"model\": \"tiny\", \"prompt\": \"Hello\", \"max_tokens\": 8}'"
 
 test: lint unit cross molecule e2e  ## All tests, as CI runs them
+
+.venv:
+	@scripts/setup --venv
 
 setup:  ## .venv and a docker engine that answers
 	@scripts/setup
@@ -70,9 +73,11 @@ e2e: lab  ## The life of a fleet in the lab; ends with the fleet removed
 cross: setup  ## An arm64 image of small wheels, built on this machine and broken on purpose
 	pytest tests/images
 
-gpu: setup  ## What is rendered, run and measured on this machine's NVIDIA GPUs; skipped where there are none
-	pytest -rs tests/gpu
-	@if [ -e $(MEASURED) ]; then cp $(MEASURED) tests/gpu/results/$$(date +%F).json; python tests/gpu/report.py; fi
+# Needs no docker. What was measured is kept and reported also where a scenario is not ok.
+gpu: .venv  ## What is rendered, run and measured on this machine's NVIDIA GPUs; skipped where there are none
+	@mkdir -p .state/gpu && touch .state/gpu/begun
+	@pytest -rs tests/gpu; status=$$?; \
+	if [ $(MEASURED) -nt .state/gpu/begun ]; then python tests/gpu/report.py $(MEASURED) || exit; fi; exit $$status
 
 benchmark: setup  ## How long validating, planning and controlling take; what router and relay add to a request
 	python benchmarks/validate.py

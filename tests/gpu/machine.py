@@ -49,6 +49,7 @@ CAUSES = ("ValueError: ", "RuntimeError: ")
 CACHE = "/var/cache/vllm"
 """A member's own folder in its container."""
 CHANNEL = Path("/dev/nvidia-caps-imex-channels/channel0")
+DEVICES = Path("/proc/devices")
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFFLAGS = 0x8916, 0x891C, 0x8914
 ALIAS = b"lo:1"
 
@@ -127,7 +128,7 @@ def imex_channel(*, there: bool | None) -> Iterator[None]:
     if was:
         mode, device = was.st_mode, was.st_rdev
     else:
-        devices = Path("/proc/devices").read_text()
+        devices = DEVICES.read_text()
         major = re.search(r"^\s*(\d+) nvidia-caps-imex-channels$", devices, re.MULTILINE)
         if not major:
             raise SkipError(

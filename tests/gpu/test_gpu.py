@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpu.machine import gpus
 from gpu.scenarios import SCENARIOS
 

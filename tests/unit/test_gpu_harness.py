@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import re
+import struct
 import time
 from pathlib import Path
 
 import by_path
-import load
 import pytest
-import report
-import scenarios
-import shapes
-from load import Seen, Transfers, percentile, prompt, summary, why_invalid
-from phases import phases
+from gpu import load, machine, report, run, scenarios, shapes
+from gpu.load import Seen, Transfers, percentile, prompt, summary, why_invalid, why_uncounted
+from gpu.phases import phases
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def test_prompts_differ_from_their_first_token_on_and_are_the_same_again():
 
 
 def whole(*chunks: float) -> Seen:
-    return Seen(chunks=list(chunks), tokens=len(chunks))
+    return Seen(chunks=list(chunks), tokens=len(chunks), prompt_tokens=7)
 
 
 def test_a_summary_is_of_what_came_whole():
@@ -53,9 +53,9 @@ def test_a_summary_is_of_what_came_whole():
         whole(0.1, 0.11, 0.13),
         whole(0.3, 0.31, 0.33),
         Seen(error="HTTP 500"),
-        Seen(late=0.2, chunks=[9.0], tokens=1),
+        Seen(late=0.2, chunks=[9.0], tokens=1, prompt_tokens=6),
     ]
-    found = summary(seen, took=2.0, tokens=3)
+    found = summary(seen, took=2.0, length=7, tokens=3)
     assert (found["sent"], found["failed"], found["wrong_length"], found["first_error"]) == (
         4,
         1,
@@ -66,14 +66,15 @@ def test_a_summary_is_of_what_came_whole():
     assert found["itl_ms"] == {"p50": 10.0, "p99": 20.0}
     assert found["output_tokens_per_second"] == 3.0
     assert found["late_ms"] == 200.0
+    assert (found["wrong_prompt"], found["chunks_each_token"]) == (1, 1.0)
 
 
 def test_nothing_that_came_whole_has_no_times():
-    found = summary([Seen(error="cut")], took=1.0, tokens=3)
+    found = summary([Seen(error="cut")], took=1.0, length=7, tokens=3)
     assert found["ttft_ms"] == {"p50": None, "p99": None}
 
 
-GOOD = summary([whole(0.1, 0.11)] * 10, took=1.0, tokens=2)
+GOOD = summary([whole(0.1, 0.11)] * 10, took=1.0, length=7, tokens=2)
 KV = Transfers(bytes=100e6, seconds=0.001, failed=0, count=10, descriptors=360)
 
 
@@ -85,6 +86,15 @@ KV = Transfers(bytes=100e6, seconds=0.001, failed=0, count=10, descriptors=360)
         ({"failed": 1, "first_error": "HTTP 503"}, {}, KV, 0, "1 requests failed HTTP 503"),
         ({"wrong_length": 2}, {}, KV, 0, "2 answers were not of the length asked for"),
         ({"output_tokens_per_second": 0.0}, {}, KV, 0, "no token was generated"),
+        ({"wrong_prompt": 3}, {}, KV, 0, "3 prompts were not of the length sent"),
+        ({"chunks_each_token": 0.97}, {}, KV, 0, None),
+        (
+            {"chunks_each_token": 0.96},
+            {},
+            KV,
+            0,
+            "tokens came in 96% as many chunks, so ITL is not theirs",
+        ),
         ({"late_ms": 201.0}, {}, KV, 0, "the client sent a request 201 ms late"),
         ({}, {"p": 1.0, "d": 0.89}, KV, 0, "d had 89% of its requests"),
         ({}, {"a": 1.2, "b": 0.9}, None, 0, "a had 120% of its requests"),
@@ -94,13 +104,22 @@ KV = Transfers(bytes=100e6, seconds=0.001, failed=0, count=10, descriptors=360)
     ],
 )
 def test_what_is_no_figure_is_told(figures, split, kv, expected, why):
-    assert why_invalid(GOOD | figures, split, kv, expected) == ([why] if why else [])
+    found = why_invalid(GOOD | figures) + why_uncounted(split, kv, expected)
+    assert found == ([why] if why else [])
+
+
+def test_tokens_that_come_together_are_seen_in_the_stream():
+    """vLLM puts what it has into one chunk when a client is slow to be served."""
+    merged = Seen(chunks=[0.1, 0.2], tokens=4, prompt_tokens=7)
+    found = summary([merged, whole(0.1, 0.2, 0.3, 0.4)], took=1.0, length=7, tokens=4)
+    assert found["chunks_each_token"] == 0.75
+    assert "75% as many chunks" in why_invalid(found)[0]
 
 
 def test_transfers_are_counted_between_two_looks():
-    moved = Transfers(300e6, 0.003, 1, 20, 720) - Transfers(200e6, 0.002, 1, 10, 360)
-    assert (moved.gbps, moved.failed, moved.descriptors_each) == (100.0, 0, 36.0)
-    assert (Transfers().gbps, Transfers().descriptors_each) == (None, None)
+    moved = Transfers(300e6, 0.003, 1, 20, 720, 0.01) - Transfers(200e6, 0.002, 1, 10, 360, 0.005)
+    assert (moved.gbps, moved.failed, moved.descriptors_each, moved.post_ms_each) == (100.0, 0, 36.0, 0.5)
+    assert (Transfers().gbps, Transfers().descriptors_each, Transfers().post_ms_each) == (None, None, None)
 
 
 # --- phases -------------------------------------------------------------------------------------------------------
@@ -167,9 +186,10 @@ FIRST = [{5: -0.1, 6: -3.0}, {7: -0.7, 8: -0.72}]
     [
         (FIRST, {"same": True, "noise": 0}),
         ([{5: -0.13, 6: -3.0}, {7: -0.7, 8: -0.72}], {"same": True, "noise": 0.03}),
-        ([{5: -0.1}, {8: -0.7, 7: -0.71}], {"same": False, "noise": 0, "at": 1, "gap": 0.01}),
+        ([{5: -0.1}, {8: -0.7, 7: -0.71}], {"same": False, "noise": 0, "at": 1, "gap": 0.02}),
         ([{9: -0.1}, {8: -0.7}], {"same": False, "noise": 0, "at": 0, "gap": None}),
-        ([{6: -0.1, 5: -0.4}, {8: -0.7}], {"same": False, "noise": 0, "at": 0, "gap": 0.3}),
+        # How near the two are is the reference's word alone: wrong KV may find anything as likely.
+        ([{6: -0.1, 5: -0.1}, {8: -0.7}], {"same": False, "noise": 0, "at": 0, "gap": 2.9}),
     ],
 )
 def test_two_answers_are_compared_up_to_where_they_part(other, found):
@@ -177,13 +197,173 @@ def test_two_answers_are_compared_up_to_where_they_part(other, found):
     assert {key: pytest.approx(value) for key, value in found.items()} == told
 
 
-def test_ties_agree_and_others_do_not():
-    tie, apart = ({"same": False, "noise": 0.01, "at": 0, "gap": gap} for gap in (0.0, 0.3))
-    same = {"same": True, "noise": 0.02}
-    assert scenarios.agree(scenarios.tally([same, tie]))
-    assert not scenarios.agree(scenarios.tally([same, apart]))
-    assert not scenarios.agree(scenarios.tally([same, tie | {"gap": None}]))
-    assert scenarios.tally([same, tie])["noise"] == 0.02
+def said(token: int, sure: float = 3.0, noise: float = 0.0) -> list[dict[int, float]]:
+    """An answer of two tokens; a token and the next one are told, this much apart."""
+    return [{token: -0.1 - noise, token + 1: -0.1 - noise - sure}, {7: -0.7}]
+
+
+SAME, TIED, APART = (said(10), said(10)), (said(10, 0.04), said(11)), (said(10, 0.06), said(11))
+NOISY, LOST = (said(10), said(10, noise=0.06)), (said(10), said(20))
+
+
+def agreed(*pairs, altered=None):
+    """What is said against it, of pairs of answers to one prompt after the other."""
+    reference, other = zip(*pairs, strict=True)
+    found = scenarios.agreement(reference, other, altered or [said(30)] * len(pairs))
+    return found, scenarios.unlike(found)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([SAME] * 8, []),
+        ([TIED, *[SAME] * 8], []),
+        ([*[SAME] * 4, TIED, TIED, *[SAME] * 4], []),
+        ([APART, *[SAME] * 8], ["an answer parts at token 1, where the reference prefers its own by 0.06"]),
+        ([LOST, *[SAME] * 8], ["an answer parts at token 1, where the reference prefers its own by far"]),
+        ([NOISY, *[SAME] * 7], ["log probabilities of the same tokens differ by 0.06"]),
+        ([*[TIED] * 9, *[SAME] * 7], ["only 7 of 16 answers are the same to their end"]),
+    ],
+)
+def test_ties_agree_where_enough_answers_are_the_same(pairs, why):
+    assert agreed(*pairs)[1] == why
+
+
+def test_no_more_prompts_are_asked_than_it_takes():
+    found, why = agreed(TIED, *[SAME] * 12)
+    assert (found["prompts"], found["same"], found["ties"], why) == (9, 8, 1, [])
+
+
+def test_prompts_that_change_nothing_tell_nothing():
+    blind = ["blind: most prompts with another first token have the same answer"]
+    assert agreed(*[SAME] * 8, altered=[*[said(10)] * 4, *[said(30)] * 4])[1] == blind
+    assert agreed(*[SAME] * 8, altered=[*[said(10)] * 3, *[said(30)] * 5])[1] == []
+
+
+def test_reasons_are_found_wherever_a_run_is():
+    bad, good = {"invalid": ["KV failed"]}, {"invalid": []}
+    result = {"loads": [good, bad], "rate_after": bad, "level_1": {"rate": bad}, "ok": False, "proof": {}}
+    assert scenarios.why_no_figures(result) == [
+        "loads 2: KV failed",
+        "rate after: KV failed",
+        "level 1: rate: KV failed",
+    ]
+
+
+# --- the machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channel(tmp_path, monkeypatch):
+    """The channel's node as a file, so that no device is made."""
+    node = tmp_path / "imex/channel0"
+    monkeypatch.setattr(machine, "CHANNEL", node)
+    monkeypatch.setattr(os, "mknod", lambda path, mode, device: Path(path).write_text(f"{mode:o} {device}"))
+    devices = tmp_path / "devices"
+    devices.write_text("Character devices:\n  1 mem\n234 nvidia-caps-imex-channels\n")
+    monkeypatch.setattr(machine, "DEVICES", devices)
+    return node
+
+
+def test_the_channel_is_made_and_removed_again(channel):
+    with machine.imex_channel(there=True):
+        assert channel.read_text() == f"20666 {os.makedev(234, 0)}"
+    assert not channel.exists()
+
+
+def test_one_that_was_there_is_put_back(channel):
+    channel.parent.mkdir()
+    channel.touch()
+    with machine.imex_channel(there=True):
+        assert channel.read_text() == ""
+    with machine.imex_channel(there=False):
+        assert not channel.exists()
+    assert channel.exists()
+
+
+def test_it_is_put_back_too_where_a_scenario_breaks(channel):
+    with pytest.raises(ZeroDivisionError), machine.imex_channel(there=True):
+        _ = 1 / 0
+    assert not channel.exists()
+
+
+def test_scenarios_that_do_not_need_it_leave_it_alone(channel):
+    with machine.imex_channel(there=None):
+        assert not channel.exists()
+
+
+def test_a_driver_without_channels_skips(channel):
+    machine.DEVICES.write_text("Character devices:\n  1 mem\n")
+    with pytest.raises(machine.SkipError, match="driver has no"), machine.imex_channel(there=True):
+        pass
+
+
+def test_the_address_is_taken_away_again(monkeypatch):
+    """Asked of the kernel by number; no address of this machine is touched."""
+    asked = []
+    monkeypatch.setattr(machine.fcntl, "ioctl", lambda _, number, words: asked.append((number, words)))
+    with machine.address("127.0.0.9"):
+        assert not asked
+    with machine.address("192.0.2.1"):
+        assert [number for number, _ in asked] == [0x8916, 0x891C]
+        assert asked[0][1] == struct.pack("16sH2s4s16x", b"lo:1", 2, b"", bytes([192, 0, 2, 1]))
+    assert asked[2:] == [(0x8914, struct.pack("16s24x", b"lo:1"))]
+
+
+def test_why_an_engine_ended_is_one_line_without_paths():
+    fake = type("Fake", (), {"cause": machine.Machine.cause, "lines": lambda *_: log})()
+    log = [
+        "(EngineCore pid=1) ERROR core.py ValueError: Free memory",
+        '  File "/tmp/site/vllm/x.py", line 762',
+        "ValueError: Free memory on device cuda:0",
+        "RuntimeError: Engine core initialization failed.",
+        "",
+    ]
+    assert fake.cause("x") == "ValueError: Free memory on device cuda:0"
+    log = log[3:]
+    assert fake.cause("x").startswith("RuntimeError: ")
+    log = ["usage: vllm serve"]
+    assert fake.cause("x") == "usage: vllm serve"
+    log = []
+    assert fake.cause("x") == ""
+
+
+def test_results_are_continued_under_the_same_conditions_only(tmp_path):
+    file = tmp_path / "results.json"
+    here = {"commit": "aaa", "code": "1", "gpus": ["H200"], "versions": {"vllm": "0.33.0"}}
+    told = run.continued(file, here)
+    assert told["scenarios"] == {}
+    file.write_text(json.dumps(told))
+    assert run.continued(file, here) == told
+    for key, value in (("commit", "bbb"), ("code", "2"), ("versions", {"vllm": "0.34.0"})):
+        with pytest.raises(SystemExit, match=f"{key} .*name another folder"):
+            run.continued(file, here | {key: value})
+
+
+def test_what_is_set_besides_is_told_without_paths(tmp_path, monkeypatch):
+    (tmp_path / "commit").write_text("aaa\n")
+    monkeypatch.setattr(run, "versions", dict)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
+    found = run.conditions(tmp_path, ["H200"])["environment"]
+    assert (found["NCCL_NVLS_ENABLE"], found["CUDA_HOME"]) == ("0", "a path")
+    assert "NVSHMEM_DISABLE_NVLS" not in found
+
+
+def test_a_scenario_that_breaks_says_so_in_a_line(tmp_path, monkeypatch):
+    (tmp_path / "commit").write_text("aaa\n")
+
+    def broken(*_):
+        raise RuntimeError("it ended")
+
+    monkeypatch.setattr(run, "_performed", broken)
+    done = {"ok": False}
+    run.perform("pair", tmp_path, tmp_path, done, 2)
+    assert (done["ok"], done["why"], done["commit"]) == (False, ["it broke: RuntimeError: it ended"], "aaa")
+    monkeypatch.setattr(run, "_performed", lambda *_: [])
+    run.perform("pair", tmp_path, tmp_path, done, 2)
+    assert done["ok"]
 
 
 # --- models and recipe --------------------------------------------------------------------------------------------
@@ -218,24 +398,120 @@ def test_an_invalid_run_is_no_figure(results):
     run = bad["scenarios"]["pair"]["loads"][0]
     run["invalid"] = ["3 requests failed HTTP 500"]
     text = report.report(bad)
-    assert "| 1024 | 2 | prefill + decode | invalid: 3 requests failed HTTP 500 | | | | | |" in text
-    assert f"{run['ttft_ms']['p50']:.1f}" not in text.split("###")[1].splitlines()[4]
+    assert re.search(
+        r"^\| 1024 \| 2 \| prefill \+ decode \| invalid: 3 requests failed HTTP 500 [| ]+$",
+        text,
+        re.MULTILINE,
+    )
+    assert f"{run['ttft_ms']['p50']:.1f}" not in text.split("### Prefill")[1].splitlines()[6]
     assert report.plot(bad).count("<circle") == report.plot(results).count("<circle") - 1
+
+
+def runs(value):
+    """All that may be invalid, wherever it is."""
+    if isinstance(value, dict):
+        if "invalid" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from runs(one)
+
+
+def test_no_table_has_a_figure_of_an_invalid_run(results):
+    """Every figure of a run is replaced by one that is found nowhere else: none of them may be told."""
+
+    def marked(value):
+        if isinstance(value, dict):
+            return {key: marked(one) for key, one in value.items()}
+        return 98765.4 if isinstance(value, float) or value is None else value
+
+    figures = ("ms", "ttft_ms", "itl_ms", "kv_gbps", "post_ms_each", "output_tokens_per_second")
+    for one in runs(results):
+        one.update({key: marked(one[key]) for key in figures if key in one}, invalid=["for the test"])
+    text = report.report(results)
+    assert "98,765" not in text
+    assert "98765" not in text
+    assert "98765" not in report.plot(results)
+    told = {section.split("\n")[0]: section.count("for the test") for section in text.split("### ")}
+    assert {heading[:12]: count for heading, count in told.items() if count} == {
+        "Prefill and ": 12,
+        "What the rou": 2,
+        "fleet_kv_map": 15,
+        "Sleep and wa": 3,
+        "The gate: sl": 1,
+    }
+
+
+def test_a_load_without_times_breaks_no_table(results):
+    for one in runs(results):
+        for kind in ("ttft_ms", "itl_ms"):
+            if kind in one:
+                one[kind] = {"p50": None, "p99": None}
+        one["kv_gbps"] = None
+    assert "| 1024 | 2 | prefill + decode | - | - | - | - | 253 |" in report.report(results)
+    assert "<polyline" not in report.plot(results)
+
+
+def test_each_scenario_has_its_verdict_and_all_its_reasons(results):
+    results["scenarios"] |= {
+        "pair": results["scenarios"]["pair"] | {"ok": False, "why": ["first", "second"], "commit": "abc"},
+        "experts": {"ok": False, "begun": "then", "seconds": 1, "commit": "abc", "why": ["it broke: x"]},
+        "wide": {
+            "ok": False,
+            "begun": "then",
+            "seconds": 0,
+            "commit": "abc",
+            "why": [],
+            "skipped": "it needs 4 GPUs",
+        },
+    }
+    rows = report.report(results).split("### Scenario by scenario")[1].split("###")[0]
+    assert "| `pair` | not ok | 2026-11-30 13:02 UTC | 283.0 | abc | first; second |" in rows
+    assert "| `experts` | not ok | then | 1 | abc | it broke: x |" in rows
+    assert "| `wide` | skipped | then | 0 | abc | it needs 4 GPUs |" in rows
+    assert "| `uneven` | not run |" in rows
+
+
+def test_a_proofs_reasons_are_told_whole(results):
+    told = results["scenarios"]["gate"]["proof"]
+    told["msg"] = "The KV proof failed for 2 of 2 pairs.\n- a -> b: one; two\n- c -> d: three"
+    text = report.report(results)
+    assert text.count("| a -> b: one; two; c -> d: three |") == 2
+
+
+def test_reports_say_what_is_different_and_set(results):
+    results |= {
+        "differs": ["members are processes"],
+        "environment": {"PATH": "a path", "NCCL_NVLS_ENABLE": "0"},
+    }
+    text = report.report(results)
+    assert "- members are processes\n" in text
+    assert "`PATH` (a path), `NCCL_NVLS_ENABLE=0`" in text
+
+
+def test_what_is_kept_has_no_path_of_a_machine():
+    for file in report.RESULTS.glob("*.json"):
+        assert not re.search(r"/tmp/|/home/|site-packages|File \\\"", file.read_text()), file
+
+
+def test_results_are_kept_by_their_own_date(results, tmp_path, monkeypatch):
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "kept")
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results | {"date": "2027-01-02"}))
+    assert report.keep(file).name == "2027-01-02.json"
+    assert report.newest().read_text() == file.read_text()
 
 
 @pytest.mark.parametrize(
     "left_out", ["pair", "ordinary", "experts", "rollouts", "gate", "cached", "per_transfer", "fabric"]
 )
-def test_a_scenario_that_was_not_run_leaves_the_others(results, left_out):
+def test_a_scenario_that_was_not_run_or_broke_early_leaves_the_others(results, left_out):
     del results["scenarios"][left_out]
     assert "###" in report.report(results)
     assert report.plot(results).startswith("<svg")
-
-
-def test_a_scenario_that_broke_or_was_skipped_is_told(results):
-    results["scenarios"] |= {
-        "experts": {"ok": False, "error": "Traceback ...\nRuntimeError: it ended"},
-        "wide": {"ok": False, "skipped": "it needs 4 GPUs, and this machine has 2"},
-    }
-    words = "Not measured: `experts`: RuntimeError: it ended; `wide`: it needs 4 GPUs, and this machine has 2; `uneven`: not run."
-    assert words in report.report(results)
+    broken = {"ok": False, "begun": "then", "seconds": 1, "commit": "abc", "why": ["it broke"]}
+    results["scenarios"][left_out] = broken
+    assert "it broke" in report.report(results)
+    assert report.plot(results).startswith("<svg")

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -515,3 +517,43 @@ def test_a_scenario_that_was_not_run_or_broke_early_leaves_the_others(results, l
     results["scenarios"][left_out] = broken
     assert "it broke" in report.report(results)
     assert report.plot(results).startswith("<svg")
+
+
+# --- make gpu -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "measured"), [(0, True), (1, True), (0, False), (4, False)])
+def test_make_gpu_reports_what_was_measured_and_ends_as_pytest_did(tmp_path, status, measured):
+    """With programs in place of pytest, Python and scripts/setup that write down what they are asked."""
+    results = ".state/gpu/out/results.json"
+    programs = {
+        ".venv/bin/pytest": f"{f'sleep 0.1; touch {results}; ' if measured else ''}exit {status}",
+        ".venv/bin/python": 'echo "python $*" >>calls',
+        "scripts/setup": 'echo "setup $*" >>calls',
+    }
+    for name, words in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o755)
+    # Of another day; a run that is skipped leaves it, and it is not reported again.
+    (tmp_path / results).parent.mkdir(parents=True)
+    (tmp_path / results).touch()
+    os.utime(tmp_path / results, (1, 1))
+    done = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", "gpu"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == (2 if status else 0), done  # make's own, for any that is not 0
+    reported = [f"python tests/gpu/report.py {results}"] if measured else []
+    assert (tmp_path / "calls").read_text().splitlines() == ["setup --venv", *reported]
+
+
+def test_a_machine_without_gpus_keeps_the_results_that_it_has(tmp_path):
+    """And says skipped, ten times."""
+    kept = ROOT / ".state/gpu/out/kept-by-a-test"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.touch()
+    words = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", ROOT / "tests/gpu"]
+    environment = os.environ | {"PATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert "10 skipped" in done.stdout, done
+    kept.unlink()

@@ -88,6 +88,11 @@ def packs(packed, tmp_path_factory):
     return folder
 
 
+def as_it_is(*, there: bool | None):
+    """No device node is made."""
+    return nullcontext()
+
+
 @pytest.fixture
 def harness(packs, tmp_path, monkeypatch):
     """Performs a scenario: name -> its result."""
@@ -98,7 +103,7 @@ def harness(packs, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
     folders = [ROOT / "tests/support/stand_ins", ROOT / "tests/support", ROOT / "src"]
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, folders)))
-    monkeypatch.setattr(run, "imex_channel", lambda *, there: nullcontext())
+    monkeypatch.setattr(run, "imex_channel", as_it_is)
     less = {
         "LOAD_SECONDS": 1,
         "OUTPUT": 4,

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from gpu import load, run, scenarios
+from gpu import load, report, run, scenarios
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "tests/gpu"
@@ -253,3 +253,55 @@ def test_a_decode_of_two_ranks_is_proved_rank_by_rank(harness):
 def test_a_scenario_says_when_it_ran_and_with_which_code(harness):
     done = harness("uneven")
     assert set(done) == {"ok", "begun", "commit", "why", "skipped", "seconds"}
+
+
+def test_results_are_written_after_each_scenario_and_continued(harness, packs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "gpus", lambda: ["NVIDIA H200"] * 2)
+    monkeypatch.setattr(run, "versions", lambda: {"vllm": "0.33.0"})
+    harness("uneven")  # for stand-ins on the path
+
+    def perform(*names: str):
+        monkeypatch.setattr(sys, "argv", ["run.py", str(packs), str(tmp_path / "told"), *names])
+        return run.main()
+
+    assert perform("uneven", "experts") == 0
+    assert "== uneven: skipped, it needs 4 GPUs, and this machine has 2, in 0.0 s" in capsys.readouterr().out
+    assert perform("wide") == 0
+    told = json.loads((tmp_path / "told/results.json").read_text())
+    assert {name: done["ok"] for name, done in told["scenarios"].items()} == {
+        "uneven": False,
+        "experts": True,
+        "wide": False,
+    }
+    assert told["differs"]
+    assert (told["gpus"], told["versions"]) == (["NVIDIA H200"] * 2, {"vllm": "0.33.0"})
+    (packs / "pair/plan.json").write_text((packs / "pair/plan.json").read_text() + "\n")
+    with pytest.raises(SystemExit, match=r"code \w+, and not \w+: name another folder"):
+        perform("wide")
+
+
+def test_a_machine_without_gpus_measures_nothing(packs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "gpus", list)
+    monkeypatch.setattr(sys, "argv", ["run.py", str(packs), str(tmp_path / "told")])
+    assert run.main() == 0
+    assert "skipped" in capsys.readouterr().out
+    assert not (tmp_path / "told").exists()
+
+
+def test_a_pairs_results_make_a_report(harness):
+    """What the scenarios write is what the report reads."""
+    done = {name: harness(name) for name in ("pair", "experts", "rollouts", "per_transfer")}
+    told = {
+        "date": "2027-01-02",
+        "commit": "abc",
+        "gpus": ["H200"],
+        "versions": {},
+        "differs": [],
+        "environment": {},
+    }
+    text = report.report(told | {"scenarios": done})
+    for words in ("| `pair` | ok |", "| `experts` | ok |", "| `rollouts` | ok |", "| `per_transfer` | ok |"):
+        assert words in text
+    assert text.count("2 of 2 same; log probabilities within 0") == 4
+    assert "eager" in text
+    assert report.plot(told | {"scenarios": done}).count("<circle") == 2 + 2

@@ -166,7 +166,7 @@ def _starts(done: dict[str, Any]) -> Iterator[str]:
     yield from ("### Start, by phase", "")
     starts = [
         (f"{scenario}: {engine}", told)
-        for scenario in ("pair", "ordinary", "experts", "rollouts", "cached")
+        for scenario in ("pair", "ordinary", "experts", "rollouts", "cached", *NEED_MORE)
         for engine, told in done.get(scenario, {}).get("start", {}).items()
     ]
     # In the order of a start: the longest list has all of them.

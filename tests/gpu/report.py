@@ -130,7 +130,7 @@ def _loads(done: dict[str, Any]) -> Iterator[str]:
         "p99",
         "tokens/s",
         "KV, GB/s",
-        "of it posting, ms a transfer",
+        "posting KV, ms a transfer",
         "",
     )
     runs = {

@@ -61,7 +61,7 @@ format: setup  ## Format the Python sources
 	ruff format .
 
 unit: setup  ## Tests without a lab
-	pytest tests/unit
+	pytest tests/unit --numprocesses 2 --dist loadfile
 
 molecule: lab  ## Each role alone, against the lab's hosts with a fleet on them
 	ansible-playbook -i inventory/lab playbooks/site.yml

@@ -31,6 +31,7 @@ class Scripted(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(
         self, name: str, calls: list[tuple[str, str]], address: tuple[str, int] = ("127.0.0.1", 0)

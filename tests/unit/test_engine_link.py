@@ -201,7 +201,7 @@ def test_a_member_says_that_the_head_is_not_there(engine):
     line = f"[vllm-link] waiting for the head decode on 127.0.0.2 port {engine.port} (Connection refused)\n"
     eventually(lambda: line in engine.log("decode.1"))
     time.sleep(0.5)
-    assert engine.log("decode.1") == line  # it tries all the time, and tells now and then
+    assert engine.log("decode.1").count(line) < 3  # it tries all the time, and tells now and then
 
 
 def test_very_many_missing_members_can_be_named(engine):

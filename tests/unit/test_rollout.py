@@ -33,7 +33,7 @@ def fleet(monkeypatch):
         yield engines
 
 
-def controls(fleet, timeout=5, **more):
+def controls(fleet, timeout=30, **more):
     return Rollout(Fleet.from_plan(fleet.plan()), timeout, **more)
 
 
@@ -174,8 +174,8 @@ def test_wait_lets_the_front_run_empty_before_any_engine_is_paused(fleet):
 def test_wait_gives_up_in_time_and_leaves_the_engines_running(fleet):
     fleet.front.in_flight, fleet.front.drains = 3, 0
     failed(
-        controls(fleet, 1).pause("wait"),
-        "3 requests still run after 1 s",
+        controls(fleet, 3).pause("wait"),
+        "3 requests still run after 3 s",
         "Admission at the front: closed",
     )
     assert fleet.made("/pause") == []
@@ -486,9 +486,9 @@ def test_abort_is_asked_again_and_gives_up_in_time(fleet, action, monkeypatch):
     engine = fleet.engines["decode-0"]
     engine.requests, engine.drains = 4, False
     failed(
-        controls(fleet, 1).perform(action, {} if action == "abort" else {"mode": "abort"}),
+        controls(fleet, 3).perform(action, {} if action == "abort" else {"mode": "abort"}),
         "decode-0",
-        "still has 4 requests after 1 s",
+        "still has 4 requests after 3 s",
         "Admission at the front: closed",
     )
     assert fleet.made("/abort_requests").count("decode-0") >= 2
@@ -508,7 +508,7 @@ def test_reset_waits_until_blocks_are_free(fleet):
 
 def test_reset_gives_up_in_time_and_says_what_to_do(fleet):
     fleet.engines["decode-0"].requests = 1
-    failed(controls(fleet, 1).reset(), "answered {'success': False}: requests hold blocks", "recompute")
+    failed(controls(fleet, 3).reset(), "answered {'success': False}: requests hold blocks", "recompute")
     done(controls(fleet).reset(recompute=True))
 
 

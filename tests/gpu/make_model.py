@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[2]
+# Run as a program, it finds these nowhere else: so the imports below come after it (E402).
 sys.path += [str(ROOT / "roles/lab_hosts/files"), str(ROOT / "tests")]
 
 import tiny_model  # noqa: E402

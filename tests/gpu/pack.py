@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+# Run as a program, it finds these nowhere else: so the imports below come after it (E402).
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests/support")]
 
 import rendering  # noqa: E402

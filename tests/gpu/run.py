@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+# Run as a program, it finds these nowhere else: so the imports below come after it (E402).
 sys.path += [str(ROOT / "tests"), str(ROOT / "src")]
 
 from gpu.machine import DIFFERS, PLACES, SkipError, address, gpus, imex_channel, kept  # noqa: E402

@@ -279,14 +279,6 @@ def _sleep(done: dict[str, Any]) -> Iterator[str]:
 
 
 def _compared(found: dict[str, Any]) -> str:
-    """Of several prompts, or of one."""
-    if "prompts" not in found:
-        found = {
-            "prompts": 1,
-            "same": int(found["same"]),
-            "noise": found["noise"],
-            "parted": [] if found["same"] else [found],
-        }
     words = f"{found['same']} of {found['prompts']} same; log probabilities within {found['noise']:g}"
     return "; ".join([words, *map(_parting, found["parted"])])
 
@@ -308,14 +300,9 @@ def _gate(done: dict[str, Any]) -> Iterator[str]:
         ["the host check, before", found or "nothing"],
         [f"KV of {rate['mb_each']:,.0f} MB, GB/s", *shown(rate, RATE)],
         ["the proof", "passed" if told["proof"]["passed"] else "failed"],
-        ["it says", _reasons(told["proof"])],
+        ["it says", "; ".join(told["proof"]["why"])],
     ]
     yield from table(("", "seen"), rows)
-
-
-def _reasons(proof: dict[str, Any]) -> str:
-    """All that a proof says of pairs that failed, whole."""
-    return "; ".join(line.removeprefix("- ") for line in proof["msg"].splitlines()[1:])
 
 
 def _experts(done: dict[str, Any]) -> Iterator[str]:
@@ -327,12 +314,10 @@ def _experts(done: dict[str, Any]) -> Iterator[str]:
         "",
         *_computes(told),
     )
-    had = told["requests_by_rank"]
     rows = [
         [
             f"rank {number}",
-            # Until 2026-11-30 all of a scenario together, by name.
-            int(had[str(number)] if isinstance(had, dict) else had[number][number]),
+            int(told["requests_by_rank"][number][number]),
             f"{rank['same']} of {rank['prompts']}",
             ", ".join("far" if one["gap"] is None else f"{one['gap']:g}" for one in rank["parted"]) or "-",
             rank["noise"],
@@ -403,8 +388,8 @@ def _proofs(done: dict[str, Any]) -> Iterator[str]:
             for number, line in enumerate(lines):
                 cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
                 cells = (cells[1:5] + [None] * 4)[:4]
-                reasons = "" if number or one["passed"] else _reasons(one) or one["msg"]
-                rows.append([scenario, when.replace("_", " "), *cells, reasons])
+                why = "" if number else "; ".join(one["why"])
+                rows.append([scenario, when.replace("_", " "), *cells, why])
     yield from table(("scenario", "when", "verdict", "prompt", "KV", "rate", "because"), rows)
 
 

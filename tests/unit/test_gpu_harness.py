@@ -486,7 +486,7 @@ def test_each_scenario_has_its_verdict_and_all_its_reasons(results):
 
 def test_a_proofs_reasons_are_told_whole(results):
     told = results["scenarios"]["gate"]["proof"]
-    told["msg"] = "The KV proof failed for 2 of 2 pairs.\n- a -> b: one; two\n- c -> d: three"
+    told["why"] = ["a -> b: one; two", "c -> d: three"]
     text = report.report(results)
     assert text.count("| a -> b: one; two; c -> d: three |") == 2
 

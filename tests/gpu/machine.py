@@ -201,7 +201,13 @@ class Machine:
         return str(self.members[name]["url"])
 
     def start(self, *names: str) -> dict[str, dict[str, Any]]:
-        """Start members as their units would, and wait until they generate; how long that and its phases took."""
+        """Start members as their units would, and wait until they generate; how long that and its phases took.
+
+        Those that share a GPU start one after the other: each plans with the memory that it finds free.
+        """
+        devices = [device for name in names for device in self.members[name]["devices"]]
+        if len(set(devices)) < len(devices):
+            return {name: self.start(name)[name] for name in names}
         for name in names:
             self._start(name)
         took: dict[str, dict[str, Any]] = {}
@@ -322,6 +328,13 @@ class Machine:
         """A member's log since it was started last."""
         log = (self.logs / f"{name}.log").read_bytes()[self.before[name] :]
         return log.decode(errors="replace").splitlines()
+
+    def kv_tokens(self, name: str) -> int:
+        """Tokens that a member's KV pool holds, as it said at its start."""
+        said = re.search(r"GPU KV cache size: ([\d,]+) tokens", "\n".join(self.lines(name)))
+        if not said:
+            raise RuntimeError(f"{name} did not say the size of its KV pool")
+        return int(said[1].replace(",", ""))
 
     def cause(self, name: str) -> str:
         """Of the errors that it ends with the one that says why, else its last line; all of it is in the log's file."""

@@ -2,7 +2,7 @@
 
     python tests/gpu/pack.py -i inventory/h200 FOLDER [--address ADDRESS]
 
-The folder gets `commit`, and one folder for each of VARIANTS: plan.json, router.json (the router's command line), proof.json (what the
+The folder gets `commit`, and one folder for each of VARIANTS and SHARED: plan.json, router.json (the router's command line), proof.json (what the
 module kv_proof is asked), observe.json (what host_observe is asked), and for each member the files that land on its host.
 """
 
@@ -49,6 +49,8 @@ def pair(args: dict[str, Any]) -> dict[str, Any]:
     return {role: pool(role, 1, args) for role in ("prefill", "decode")}
 
 
+# Of a GPU that two engines share; what is left takes their contexts.
+HALF = EAGER | {"gpu_memory_utilization": 0.42}
 RANKS = {"data_parallel_size": 2, "enable_expert_parallel": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     # The inventory as it is, compiled and with CUDA graphs: what the figures are of.
@@ -77,6 +79,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "fleet_pools": {"prefill": pool("prefill", 2, ARGS), "decode": pool("decode", 2, ARGS, **RANKS)},
     },
 }
+SHARED: dict[str, dict[str, Any]] = {
+    "shared": {"fleet_pools": pair(HALF)},
+    "shared_64": {"fleet_pools": pair(HALF | {"block_size": 64})},
+    "shared_128": {"fleet_pools": pair(HALF | {"block_size": 128})},
+    "shared_rollouts": {"fleet_pools": pair(HALF), "fleet_profile": "rl"},
+}
+"""Of these all engines get GPU 0, which no plan does: for what a machine with one GPU can show."""
 
 
 def main() -> int:
@@ -91,15 +100,27 @@ def main() -> int:
     commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     asked.folder.mkdir(parents=True, exist_ok=True)
     (asked.folder / "commit").write_text(subprocess.check_output(commit, text=True))
-    for name, variables in VARIANTS.items():
+    for name, variables in (VARIANTS | SHARED).items():
         words = ["plan", "--json", "-i", asked.inventory, "-e", f"ansible_host={asked.address}"]
         # In this process: it is what makes Ansible's plugins known, which the templates need.
         result = CliRunner().invoke(app, [*words, "-e", json.dumps(variables)])
         if result.exit_code:
             sys.stderr.write(f"{name}: {result.output}")
             return 1
-        write(asked.folder / name, json.loads(result.stdout)["plan"])
+        plan = json.loads(result.stdout)["plan"]
+        write(asked.folder / name, share(plan) if name in SHARED else plan)
     return 0
+
+
+def share(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan of one host whose engines are all on its first GPU."""
+    (host,) = plan["hosts"].values()
+    host["gpus"] = 1
+    for member in host["members"]:
+        member["devices"] = [0]
+        member["env"]["CUDA_VISIBLE_DEVICES"] = "0"
+        member["container_options"]["devices"] = ["nvidia.com/gpu=0"]
+    return plan
 
 
 def write(folder: Path, plan: dict[str, Any]) -> None:

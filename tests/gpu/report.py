@@ -2,8 +2,8 @@
 
     python tests/gpu/report.py [RESULTS]
 
-RESULTS is a results.json, and is kept in tests/gpu/results by its date; without it, the newest of those is taken. A run that is
-not valid is written down as that.
+RESULTS is a results.json, and is kept in tests/gpu/results by its date and number of GPUs. Of each number the newest is written down.
+A run that is not valid is written down as that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def report(results: dict[str, Any]) -> str:
     """All tables, each with its heading."""
     done, parts = results["scenarios"], [f"{name} {version}" for name, version in results["versions"].items()]
     lines = [
-        f"On {results['date']}: {machine(results)}, {', '.join(parts)}, commit {results['commit']}.",
+        f"### {machine(results)}",
+        "",
+        f"On {results['date']}: {', '.join(parts)}, commit {results['commit']}.",
         *results.get("notes", []),
         "",
         "What differs from hosts:",
@@ -77,6 +79,7 @@ def report(results: dict[str, Any]) -> str:
         _overhead,
         _starts,
         _mappings,
+        _used_up,
         _sleep,
         _gate,
         _experts,
@@ -98,7 +101,7 @@ def _environment(results: dict[str, Any]) -> str:
 
 
 def _verdicts(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### Scenario by scenario", "")
+    yield from ("#### Scenario by scenario", "")
     rows = []
     for name, told in done.items():
         verdict = "skipped" if "skipped" in told else "ok" if told["ok"] else "not ok"
@@ -107,7 +110,8 @@ def _verdicts(done: dict[str, Any]) -> Iterator[str]:
             verdict += " (note)"
             why = [*why, f"(note: {told['judged']})"]
         rows.append([f"`{name}`", verdict, told["begun"], told["seconds"], told["commit"], "; ".join(why)])
-    rows += [[f"`{name}`", "not run", None, None, None, ""] for name in NEED_MORE if name not in done]
+    if "pair" in done:
+        rows += [[f"`{name}`", "not run", None, None, None, ""] for name in NEED_MORE if name not in done]
     yield from table(("scenario", "verdict", "begun", "seconds", "commit", "why"), rows)
 
 
@@ -118,7 +122,9 @@ def _computes(*scenarios: dict[str, Any]) -> list[str]:
 
 
 def _loads(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### Prefill and decode against the same GPUs as ordinary engines", "")
+    if not FLEETS.keys() & done.keys():
+        return
+    yield from ("#### Prefill and decode against the same GPUs as ordinary engines", "")
     yield from _computes(*(done.get(fleet, {}) for fleet in FLEETS))
     head = (
         "prompt",
@@ -153,7 +159,7 @@ def _overhead(done: dict[str, Any]) -> Iterator[str]:
     told = {fleet: done[fleet]["overhead"] for fleet in FLEETS if "overhead" in done.get(fleet, {})}
     if not told:
         return
-    yield from ("### What the router adds", "")
+    yield from ("#### What the router adds", "")
     yield from _computes(*(done[fleet] for fleet in told))
     first = next(iter(told.values()))
     cells = [figure("ms", way, share, digits=1) for way in ("direct", "router") for share in ("p50", "p99")]
@@ -163,10 +169,19 @@ def _overhead(done: dict[str, Any]) -> Iterator[str]:
 
 
 def _starts(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### Start, by phase", "")
+    yield from ("#### Start, by phase", "")
     starts = [
         (f"{scenario}: {engine}", told)
-        for scenario in ("pair", "ordinary", "experts", "rollouts", "cached", *NEED_MORE)
+        for scenario in (
+            "pair",
+            "ordinary",
+            "experts",
+            "rollouts",
+            "cached",
+            "shared",
+            "shared_rollouts",
+            *NEED_MORE,
+        )
         for engine, told in done.get(scenario, {}).get("start", {}).items()
     ]
     # In the order of a start: the longest list has all of them.
@@ -194,7 +209,7 @@ def _mappings(done: dict[str, Any]) -> Iterator[str]:
     seen = {words: done[kind] for kind, words in kinds.items() if "proof" in done.get(kind, {})}
     if not seen:
         return
-    yield from ("### fleet_kv_mapping, and a prefill that stops while its decode lives", "")
+    yield from ("#### fleet_kv_mapping, and a prefill that stops while its decode lives", "")
     yield from _computes(*seen.values())
     first = next(iter(seen.values()))
     rows: list[list[Any]] = [
@@ -244,11 +259,34 @@ def _both(one: dict[str, Any]) -> float | None:
     return max((told["seconds"] for told in one.get("restart_both", {}).values()), default=None)
 
 
+def _used_up(done: dict[str, Any]) -> Iterator[str]:
+    found = [told for name, told in done.items() if name.startswith("shared") and "used_up" in told]
+    if not found:
+        return
+    yield from ("#### A KV pool that was used up", "", *_computes(*found))
+    cells = [figure("descriptors_each", digits=0), figure("post_ms_each"), RATE]
+    rows = [
+        [
+            told["block_size"],
+            f"{told['kv_tokens']:,}",
+            words,
+            *shown(told[when]["rate"], *cells),
+            _compared(told[when]["tokens"]),
+            "passed" if told[when]["proof"]["passed"] else "failed",
+        ]
+        for told in found
+        for when, words in (("fresh", "fresh"), ("used_up", f"after {told['prompts']} long prompts"))
+    ]
+    mb = found[0]["fresh"]["rate"]["mb_each"]
+    head = ("block_size", "tokens it holds", "pool", f"pieces of {mb:,.0f} MB", "posting, ms", "KV, GB/s")
+    yield from table((*head, "tokens, against the prefill alone", "proof"), rows)
+
+
 def _sleep(done: dict[str, Any]) -> Iterator[str]:
-    told = done.get("rollouts", {})
+    told = _either(done, "rollouts")
     if "steps" not in told:
         return
-    yield from ("### Sleep and wake, `vllm-fleet rollout` on both engines", "")
+    yield from ("#### Sleep and wake, `vllm-fleet rollout` on both engines", "")
     yield from _computes(told)
     rows = [
         [
@@ -288,11 +326,17 @@ def _parting(one: dict[str, Any]) -> str:
     return f"one parts at token {one['at'] + 1}: the two are {how}"
 
 
+def _either(done: dict[str, Any], name: str) -> dict[str, Any]:
+    """A scenario, or, on a machine that did not run it, the one whose engines share a GPU."""
+    found: dict[str, Any] = done.get(name) or done.get(f"shared_{name}") or {}
+    return found
+
+
 def _gate(done: dict[str, Any]) -> Iterator[str]:
-    told = done.get("gate", {})
+    told = _either(done, "gate")
     if "proof" not in told or "channel_findings" not in told:
         return
-    yield from ("### The gate: sleep mode without an IMEX channel", "")
+    yield from ("#### The gate: sleep mode without an IMEX channel", "")
     yield from _computes(told)
     found = "; ".join(f"{one['check']} ({one['level']}): {one['seen']}" for one in told["channel_findings"])
     rate = told["rate"]
@@ -310,7 +354,7 @@ def _experts(done: dict[str, Any]) -> Iterator[str]:
     if "tokens_by_rank" not in told:
         return
     yield from (
-        f"### Qwen3-30B-A3B's shape, {told['layers']} layers: one engine with DP 2 and EP 2",
+        f"#### Qwen3-30B-A3B's shape, {told['layers']} layers: one engine with DP 2 and EP 2",
         "",
         *_computes(told),
     )
@@ -342,6 +386,7 @@ def _tokens(done: dict[str, Any]) -> Iterator[str]:
         "pair": "through router, prefill and decode, against the prefill alone",
         "ordinary": "of two ordinary engines",
         "rollouts": "the pair with sleep mode, against its prefill alone",
+        "shared_rollouts": "the pair with sleep mode, against its prefill alone, on one GPU",
         "uneven": "two prefills of TP 1 and a decode of TP 2, against the first prefill alone",
         "wide": "a prefill of TP 2 and a decode of DP 2, against the prefill alone",
     }
@@ -353,7 +398,7 @@ def _tokens(done: dict[str, Any]) -> Iterator[str]:
     }
     if not found:
         return
-    yield from ("### The same tokens", "")
+    yield from ("#### The same tokens", "")
     rows = [
         [
             words,
@@ -378,11 +423,13 @@ def _tokens(done: dict[str, Any]) -> Iterator[str]:
 
 
 def _proofs(done: dict[str, Any]) -> Iterator[str]:
-    yield from ("### All proofs", "")
+    yield from ("#### All proofs", "")
     rows = []
     for scenario, told in done.items():
         found = {key: told[key] for key in ("proof", "proof_after") if key in told}
-        found |= {key: told[key]["proof"] for key in ("level_1", "level_2") if key in told}
+        found |= {
+            key: told[key]["proof"] for key in ("fresh", "used_up", "level_1", "level_2") if key in told
+        }
         for when, one in found.items():
             lines = one["table"][1:] if one["table"] else [""]
             for number, line in enumerate(lines):
@@ -479,31 +526,38 @@ def _panel(left: int, length: int, lines: dict[str, list[Point]], top: int, most
 # --- files ----------------------------------------------------------------------------------------
 
 
-def newest() -> Path:
-    """The results that the documentation is of."""
-    return max(RESULTS.glob("*.json"))
+def newest() -> list[dict[str, Any]]:
+    """The results that the documentation is of: the newest of each number of GPUs, most GPUs first."""
+    of = {len(found["gpus"]): found for found in map(_read, sorted(RESULTS.glob("*.json")))}
+    return [of[count] for count in sorted(of, reverse=True)]
 
 
-def page(text: str, results: dict[str, Any]) -> str:
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text()))
+
+
+def page(text: str, every: Iterable[dict[str, Any]]) -> str:
     """A page with its generated part written anew."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{report(results)}\n{END}{after}"
+    return "\n".join([f"{before}{BEGIN}\n", *map(report, every), f"{END}{after}"])
 
 
-def keep(results: Path) -> Path:
+def keep(file: Path) -> Path:
     """Put a results.json among those that are kept."""
-    text = results.read_text()
-    kept = RESULTS / f"{json.loads(text)['date']}.json"
-    kept.write_text(text)
+    results = _read(file)
+    kept = RESULTS / f"{results['date']}-{len(results['gpus'])}gpu.json"
+    kept.write_text(file.read_text())
     return kept
 
 
 def main() -> None:
     """Write both files."""
-    results = json.loads((keep(Path(sys.argv[1])) if sys.argv[1:] else newest()).read_text())
-    PAGE.write_text(page(PAGE.read_text(), results))
-    PLOT.write_text(plot(results))
+    for file in sys.argv[1:]:
+        keep(Path(file))
+    every = newest()
+    PAGE.write_text(page(PAGE.read_text(), every))
+    PLOT.write_text(plot(next(found for found in every if FLEETS.keys() & found["scenarios"].keys())))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ ANSWER, ASKED = 24, 2000
 """Tokens of an answer and of its prompt, where they are compared."""
 TRANSFERS = (512, 4096, 16384)
 BLOCK = 16
+"""vLLM's own, where a plan has no block_size."""
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 COUNTED_SECONDS = 2.0
 """That engines may take to count what they have answered."""
@@ -71,6 +72,12 @@ def config(machine: Machine) -> dict[str, Any]:
 def kv_bytes(machine: Machine) -> int:
     """Of one token, over all layers."""
     return kv_bytes_per_token(config(machine), machine.plan["proof"]["kv_dtype"]) or 0
+
+
+def block_size(machine: Machine) -> int:
+    """Tokens of a block of KV, the same of all engines."""
+    (size,) = {member["args"].get("block_size", BLOCK) for member in machine.members.values()}
+    return int(size)
 
 
 def layers(machine: Machine) -> int:
@@ -270,7 +277,8 @@ class Counts:
             for name, member in machine.members.items()
         }
         decoded = sum(due[name] for name in machine.of("decode"))
-        expected = decoded * (length // BLOCK * BLOCK) * kv_bytes(machine)
+        block = block_size(machine)
+        expected = decoded * (length // block * block) * kv_bytes(machine)
         while True:
             split = {name: round(had / due[name], 3) for name, had in self.requests().items() if due[name]}
             moved = self.moved()
@@ -541,7 +549,7 @@ def reload_weights(machine: Machine, name: str) -> None:
 
 def gate(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """Sleep mode without an IMEX channel: KV takes TCP, the host check said so, and the proof fails for its rate."""
-    with fleet(packs, variant, out, "gate") as machine:
+    with fleet(packs, variant, out, f"{variant}-gate") as machine:
         result["host_check"] = host_check(machine)
         result["start"] = machine.start(*machine.members)
         machine.start_router()
@@ -596,6 +604,46 @@ def mapping(packs: Path, out: Path, result: dict[str, Any], variant: str) -> lis
     return why
 
 
+def shared(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
+    """A prefill and a decode: host check, then tokens, rate and proof, before and after their KV pools were used up."""
+    with fleet(packs, variant, out) as machine:
+        result["host_check"] = host_check(machine)
+        result["start"] = machine.start(*machine.members)
+        machine.start_router()
+        result["kv_tokens"] = min(map(machine.kv_tokens, machine.members))
+        result["block_size"] = block_size(machine)
+        result["fresh"] = _whole(machine, 0)
+        result["prompts"] = use_up(machine, result["kv_tokens"])
+        result["used_up"] = _whole(machine, 500)
+    why = [*unexplained(result["host_check"]), *why_no_figures(result)]
+    for when in ("fresh", "used_up"):
+        own = [*_each(unlike, result[when], "tokens"), *_each(unproved, result[when], "proof")]
+        why += [f"{when.replace('_', ' ')}: {reason}" for reason in own]
+    fresh, after = (result[when]["rate"].get("descriptors_each") or 0 for when in ("fresh", "used_up"))
+    if after <= fresh:
+        why.append(
+            f"used up: a transfer is in {after:g} pieces, and was in {fresh:g}: the pool was not used up"
+        )
+    return why
+
+
+def _whole(machine: Machine, seed: int) -> dict[str, Any]:
+    return {
+        "tokens": through_router(machine, machine.url(machine.of("prefill")[0]), seed=seed),
+        "rate": transfer_rate(machine, 4096, seed=20_000 + seed),
+        "proof": proof(machine),
+    }
+
+
+def use_up(machine: Machine, tokens: int) -> int:
+    """Ask for more than a pool holds, so that no free block has its neighbours any more; how many prompts that took."""
+    length = max(TRANSFERS)
+    count = tokens // length + 2
+    for number in range(count):
+        machine.generate(machine.router_url, prompt(40_000_000 + number, length), 1)
+    return count
+
+
 def memory_check(machine: Machine, member: str) -> dict[str, Any]:
     """What the role says before it would start a member."""
     query = "index,uuid,memory.used,memory.total"
@@ -626,6 +674,11 @@ SCENARIOS: dict[str, tuple[str, Scenario, bool | None]] = {
     "cached": _of(mapping, "cached"),
     "per_transfer": _of(mapping, "per_transfer"),
     "fabric": _of(mapping, "fabric", channel=True),
+    "shared": _of(shared, "shared"),
+    "shared_64": _of(shared, "shared_64"),
+    "shared_128": _of(shared, "shared_128"),
+    "shared_rollouts": _of(rollouts, "shared_rollouts", channel=True),
+    "shared_gate": _of(gate, "shared_rollouts", channel=False),
     "uneven": _of(pair, "uneven"),
     "wide": _of(pair, "wide"),
 }

@@ -17,14 +17,13 @@ from gpu.scenarios import SCENARIOS
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / ".state/gpu/out"
 PYTHON = os.environ.get("GPU_PYTHON", sys.executable)
-NEEDS = 2
 
 
 @pytest.fixture(scope="session")
 def results():
     """What run.py measured, once for all tests."""
-    if len(gpus()) < NEEDS:
-        pytest.skip(f"{NEEDS} NVIDIA GPUs are needed, and this machine has {len(gpus())}")
+    if not gpus():
+        pytest.skip("NVIDIA GPUs are needed, and this machine has none")
     if os.geteuid():
         pytest.fail("root is needed: for an address on loopback and a device node")
     imported = subprocess.run([PYTHON, "-c", "import aiohttp, ansible, nixl, vllm, vllm_router"], check=False)

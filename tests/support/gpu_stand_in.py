@@ -2,7 +2,8 @@
 
 They are run as `vllm serve` and vllm-router are: `stand_ins` has modules of those names, which end up here. Variables of
 an engine's environment make trouble: with NO_KV it counts no KV, with SLOW_KV KV is slow, with WRONG_TOKENS a decode says others
-than its prefill, with NO_RANKS it takes none that a request names; HELD is a file that a decode makes with its first transfer and removes with its end, and that keeps other
+than its prefill, with NO_RANKS it takes none that a request names, with NEVER_USED_UP transfers come in as many pieces after
+any number of them; HELD is a file that a decode makes with its first transfer and removes with its end, and that keeps other
 engines from starting.
 """
 
@@ -25,6 +26,8 @@ from scripted_engine import ScriptedEngine
 
 from vllm_fleet.kv import kv_bytes_per_token
 
+KV_TOKENS = 100_000
+"""Of an engine's pool; transfers come in more pieces once so many were asked for."""
 REMOTE = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
 
 
@@ -34,7 +37,8 @@ class StandIn(ScriptedEngine):
     def __init__(self, name: str, address: tuple[str, int], bytes_per_token: int, ranks: int) -> None:
         super().__init__(name, [], address)
         self.bytes_per_token = bytes_per_token
-        self.finished, self.transfers, self.bytes = ([0] * ranks for _ in range(3))
+        self.finished, self.transfers, self.bytes, self.pieces = ([0] * ranks for _ in range(4))
+        self.used = 0
 
     def _complete(self, _query: Any, body: Any) -> Any:
         prompt, count = body["prompt"], body["max_tokens"]
@@ -46,6 +50,7 @@ class StandIn(ScriptedEngine):
         wanted = None if "NO_RANKS" in os.environ else self.asked.headers.get("X-data-parallel-rank")
         rank = int(wanted or in_turn)
         self.finished[rank] += 1
+        self.used += length
         if asked.get("do_remote_prefill"):
             if "HELD" in os.environ:
                 Path(os.environ["HELD"]).touch()
@@ -54,6 +59,7 @@ class StandIn(ScriptedEngine):
             if "NO_KV" not in os.environ:
                 self.transfers[rank] += 1
                 self.bytes[rank] += length * self.bytes_per_token
+                self.pieces[rank] += 36 if self.used < KV_TOKENS or "NEVER_USED_UP" in os.environ else 9000
         choice: dict[str, Any] = {"text": "words", "token_ids": tokens, "finish_reason": "length"}
         if body.get("logprobs"):
             likely = [{f"token_id:{token}": -0.1, f"token_id:{token + 1}": -2.5} for token in tokens]
@@ -82,7 +88,7 @@ class StandIn(ScriptedEngine):
                 "nixl_xfer_time_seconds_sum": self.bytes[rank] / speed,
                 "nixl_post_time_seconds_sum": 0.0005 * self.transfers[rank],
                 "nixl_num_failed_transfers_total": 0,
-                "nixl_num_descriptors_sum": 36 * self.transfers[rank],
+                "nixl_num_descriptors_sum": self.pieces[rank],
             }
             lines += [f'vllm:{name}{{engine="{rank}"}} {count}' for name, count in counts.items()]
             lines.append(f'vllm:cache_config_info{{engine="{rank}",block_size="16"}} 1')
@@ -103,7 +109,8 @@ def engine() -> None:
     """`vllm serve --config FILE ...`: serve until it is ended."""
     config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
     model = json.loads((Path(config["model"]) / "config.json").read_text())
-    print(f"INFO 11-30 09:37:14 [core.py:139] on GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+    print(f"INFO 11-30 09:37:14 [core.py:139] on GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+    print(f"INFO 11-30 09:37:15 [kv_cache_utils.py:2157] GPU KV cache size: {KV_TOKENS:,} tokens", flush=True)
     held = Path(os.environ.get("HELD", "/nonexistent"))
     if held.exists():
         sys.exit("ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization")

@@ -17,6 +17,7 @@ import pytest
 from gpu import load, machine, report, run, scenarios, shapes
 from gpu.load import Seen, Transfers, percentile, prompt, summary, why_invalid, why_uncounted
 from gpu.phases import phases
+from gpu.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 
@@ -386,12 +387,12 @@ def test_models_have_the_vocabulary_of_the_tokenizer():
 
 @pytest.fixture
 def results():
-    return json.loads(report.newest().read_text())
+    return next(found for found in report.newest() if "pair" in found["scenarios"])
 
 
 def test_the_documentation_is_what_the_results_give(results):
     page = report.PAGE.read_text()
-    assert page == report.page(page, results), "run: python tests/gpu/report.py"
+    assert page == report.page(page, report.newest()), "run: python tests/gpu/report.py"
     assert report.PLOT.read_text() == report.plot(results)
 
 
@@ -506,13 +507,22 @@ def test_what_is_kept_has_no_path_of_a_machine():
         assert not re.search(r"/tmp/|/home/|site-packages|File \\\"", file.read_text()), file
 
 
-def test_results_are_kept_by_their_own_date(results, tmp_path, monkeypatch):
+def test_of_each_number_of_gpus_the_newest_results_are_told(results, tmp_path, monkeypatch):
     (tmp_path / "kept").mkdir()
     monkeypatch.setattr(report, "RESULTS", tmp_path / "kept")
     file = tmp_path / "results.json"
-    file.write_text(json.dumps(results | {"date": "2027-01-02"}))
-    assert report.keep(file).name == "2027-01-02.json"
-    assert report.newest().read_text() == file.read_text()
+    names = []
+    for date, gpus in (("2027-01-02", 2), ("2027-01-03", 2), ("2027-01-01", 1), ("2027-01-02", 4)):
+        file.write_text(json.dumps(results | {"date": date, "gpus": ["H200"] * gpus}))
+        names.append(report.keep(file).name)
+    assert names == [
+        "2027-01-02-2gpu.json",
+        "2027-01-03-2gpu.json",
+        "2027-01-01-1gpu.json",
+        "2027-01-02-4gpu.json",
+    ]
+    kept = [(found["date"], len(found["gpus"])) for found in report.newest()]
+    assert kept == [("2027-01-02", 4), ("2027-01-03", 2), ("2027-01-01", 1)]
 
 
 @pytest.mark.parametrize(
@@ -557,12 +567,12 @@ def test_make_gpu_reports_what_was_measured_and_ends_as_pytest_did(tmp_path, sta
 
 
 def test_a_machine_without_gpus_keeps_the_results_that_it_has(tmp_path):
-    """And says skipped, ten times."""
+    """And says skipped, for each scenario."""
     kept = ROOT / ".state/gpu/out/kept-by-a-test"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.touch()
     words = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", ROOT / "tests/gpu"]
     environment = os.environ | {"PATH": str(tmp_path)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert "10 skipped" in done.stdout, done
+    assert f"{len(SCENARIOS)} skipped" in done.stdout, done
     kept.unlink()

@@ -145,7 +145,7 @@ def test_what_is_measured_is_what_the_recipe_renders(packed):
         assert member.read_text() == path.read_text().replace("198.51.100.11", "198.18.40.11")
 
 
-@pytest.mark.parametrize("name", ["pair", "experts", "rollouts", "per_transfer"])
+@pytest.mark.parametrize("name", ["pair", "experts", "rollouts", "per_transfer", "shared_rollouts"])
 def test_a_scenario_is_right_where_nothing_is_wrong(harness, name):
     done = harness(name)
     assert done["ok"], done
@@ -234,6 +234,32 @@ def test_a_prefill_that_cannot_come_back_alone_comes_back_with_its_decode(harnes
     assert set(done["restart_both"]) == {"prefill-gpu-01-0", "decode-gpu-01-1"}
 
 
+@pytest.mark.parametrize(("name", "block"), [("shared", 16), ("shared_128", 128)])
+def test_engines_that_share_a_gpu_are_compared_before_and_after_their_pool_is_used_up(
+    harness, tmp_path, name, block
+):
+    done = harness(name, gpus=1)
+    assert done["ok"], done
+    assert done["block_size"] == block
+    assert done["fresh"]["rate"]["descriptors_each"] == 36
+    assert done["used_up"]["rate"]["descriptors_each"] == 9000
+    assert done["prompts"] * max(scenarios.TRANSFERS) > done["kv_tokens"] == 100_000
+    for log in (tmp_path / "out/logs" / name).glob("*-gpu-*.log"):
+        assert "on GPUs 0\n" in log.read_text()
+
+
+def test_a_pool_that_was_not_used_up_shows_nothing(harness):
+    assert harness("shared", gpus=1, NEVER_USED_UP="1")["why"] == [
+        "used up: a transfer is in 36 pieces, and was in 36: the pool was not used up"
+    ]
+
+
+def test_wrong_tokens_after_the_pool_was_used_up_are_not_right(harness):
+    why = harness("shared", gpus=1, WRONG_TOKENS="1")["why"]
+    for where in ("fresh: tokens: ", "fresh: proof: ", "used up: tokens: ", "used up: proof: "):
+        assert any(reason.startswith(where) for reason in why), why
+
+
 def test_four_gpus_are_needed(harness):
     assert harness("uneven")["skipped"] == "it needs 4 GPUs, and this machine has 2"
 
@@ -290,7 +316,8 @@ def test_a_machine_without_gpus_measures_nothing(packs, tmp_path, monkeypatch, c
 
 def test_a_pairs_results_make_a_report(harness):
     """What the scenarios write is what the report reads."""
-    done = {name: harness(name) for name in ("pair", "experts", "rollouts", "per_transfer")}
+    names = ("pair", "experts", "rollouts", "per_transfer", "shared")
+    done = {name: harness(name) for name in names}
     told = {
         "date": "2027-01-02",
         "commit": "abc",
@@ -300,8 +327,9 @@ def test_a_pairs_results_make_a_report(harness):
         "environment": {},
     }
     text = report.report(told | {"scenarios": done})
-    for words in ("| `pair` | ok |", "| `experts` | ok |", "| `rollouts` | ok |", "| `per_transfer` | ok |"):
-        assert words in text
-    assert text.count("2 of 2 same; log probabilities within 0") == 4
+    for name in names:
+        assert f"| `{name}` | ok |" in text
+    assert "| 16 | 100,000 | after 8 long prompts | 9,000 |" in text
+    assert text.count("2 of 2 same; log probabilities within 0") == 4 + 2
     assert "eager" in text
     assert report.plot(told | {"scenarios": done}).count("<circle") == 2 + 2

@@ -118,8 +118,9 @@ def share(plan: dict[str, Any]) -> dict[str, Any]:
     host["gpus"] = 1
     for member in host["members"]:
         member["devices"] = [0]
-        member["env"]["CUDA_VISIBLE_DEVICES"] = "0"
-        member["container_options"]["devices"] = ["nvidia.com/gpu=0"]
+        # UCX reads memory of the same GPU over TCP, unless it is told to where there is no NVLink.
+        member["env"] |= {"CUDA_VISIBLE_DEVICES": "0", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
+        member["container_options"]["devices"].remove("nvidia.com/gpu=1")
     return plan
 
 

@@ -283,7 +283,7 @@ def _used_up(done: dict[str, Any]) -> Iterator[str]:
 
 
 def _sleep(done: dict[str, Any]) -> Iterator[str]:
-    told = _either(done, "rollouts")
+    told = done.get("rollouts") or done.get("shared_rollouts") or {}
     if "steps" not in told:
         return
     yield from ("#### Sleep and wake, `vllm-fleet rollout` on both engines", "")
@@ -326,14 +326,8 @@ def _parting(one: dict[str, Any]) -> str:
     return f"one parts at token {one['at'] + 1}: the two are {how}"
 
 
-def _either(done: dict[str, Any], name: str) -> dict[str, Any]:
-    """A scenario, or, on a machine that did not run it, the one whose engines share a GPU."""
-    found: dict[str, Any] = done.get(name) or done.get(f"shared_{name}") or {}
-    return found
-
-
 def _gate(done: dict[str, Any]) -> Iterator[str]:
-    told = _either(done, "gate")
+    told = done.get("gate", {})
     if "proof" not in told or "channel_findings" not in told:
         return
     yield from ("#### The gate: sleep mode without an IMEX channel", "")

@@ -52,6 +52,8 @@ UNDER = "under the floor"
 ABSENT = "the host has no such program"
 EXPLAINED = {"reachable": "what came of dialing", "cdi-fresh": "no CDI specification of nvidia.com/gpu"}
 """Check -> what it sees where nobody dials, and where `nvidia-ctk` is one of the programs that are not there."""
+ALONE = {"nvlinks": "no NVLink", "fabric-state": "N/A"}
+"""Check -> what it sees of a GPU that is the only one of a machine."""
 
 
 @contextmanager
@@ -116,14 +118,14 @@ def host_check(machine: Machine) -> dict[str, Any]:
     }
 
 
-def unexplained(told: Mapping[str, Any]) -> list[str]:
+def unexplained(told: Mapping[str, Any], explained: Mapping[str, str] = EXPLAINED) -> list[str]:
     """What failed of a host check, but for what a machine without Ansible, docker and systemd cannot tell."""
     return [
         f"the host check {one['check']} failed: {one['seen']}"
         for one in told["findings"]
         if one["level"] == "fail"
         and ABSENT not in one["seen"]
-        and EXPLAINED.get(one["check"], ABSENT) not in one["seen"]
+        and explained.get(one["check"], ABSENT) not in one["seen"]
     ]
 
 
@@ -480,6 +482,7 @@ def experts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> lis
 def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """With the channel: host check and proof, then pause, sleep, wake and resume at both levels, tokens and KV afterwards."""
     with fleet(packs, variant, out) as machine:
+        explained = EXPLAINED | (ALONE if machine.plan["hosts"][machine.host]["gpus"] == 1 else {})
         result["host_check"] = host_check(machine)
         port = ControlPort(machine.plan["router"]["control_port"])
         controls = Rollout(Fleet.from_plan(machine.plan))
@@ -528,7 +531,7 @@ def rollouts(packs: Path, out: Path, result: dict[str, Any], variant: str) -> li
             }
         port.close()
     why = [
-        *unexplained(result["host_check"]),
+        *unexplained(result["host_check"], explained),
         *(f"{step['action']}: {step['message']}" for step in steps if not step["ok"]),
         *_each(unlike, result, "tokens"),
         *_each(unproved, result, "proof"),
@@ -549,7 +552,7 @@ def reload_weights(machine: Machine, name: str) -> None:
 
 def gate(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list[str]:
     """Sleep mode without an IMEX channel: KV takes TCP, the host check said so, and the proof fails for its rate."""
-    with fleet(packs, variant, out, f"{variant}-gate") as machine:
+    with fleet(packs, variant, out, "gate") as machine:
         result["host_check"] = host_check(machine)
         result["start"] = machine.start(*machine.members)
         machine.start_router()
@@ -615,7 +618,7 @@ def shared(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list
         result["fresh"] = _whole(machine, 0)
         result["prompts"] = use_up(machine, result["kv_tokens"])
         result["used_up"] = _whole(machine, 500)
-    why = [*unexplained(result["host_check"]), *why_no_figures(result)]
+    why = [*unexplained(result["host_check"], EXPLAINED | ALONE), *why_no_figures(result)]
     for when in ("fresh", "used_up"):
         own = [*_each(unlike, result[when], "tokens"), *_each(unproved, result[when], "proof")]
         why += [f"{when.replace('_', ' ')}: {reason}" for reason in own]
@@ -678,7 +681,6 @@ SCENARIOS: dict[str, tuple[str, Scenario, bool | None]] = {
     "shared_64": _of(shared, "shared_64"),
     "shared_128": _of(shared, "shared_128"),
     "shared_rollouts": _of(rollouts, "shared_rollouts", channel=True),
-    "shared_gate": _of(gate, "shared_rollouts", channel=False),
     "uneven": _of(pair, "uneven"),
     "wide": _of(pair, "wide"),
 }

@@ -497,7 +497,13 @@ def fabric_cluster(host: Host) -> Found:
 @on_host(checks.NVLINKS, NVLINK)
 def nvlinks(host: Host) -> Found:
     """As many as the model has, each with a speed."""
-    links = reading.links(host.seen.output("nvlink"))
+    # Of a machine without NVLink it prints nothing, and ends well.
+    links = reading.links(host.seen.output("nvlink", may_be_empty=True))
+    if not links:
+        remedy = "Take hosts whose GPUs have NVLink, or set fleet_kv_transport: rdma or tcp."
+        return wrong(
+            checks.NVLINKS, "its GPUs have no NVLink, and UCX then reads their memory over TCP", remedy
+        )
     if len(links) != len(host.gpus):
         raise UnreadableError(
             f"`nvidia-smi nvlink -s` shows {len(links)} GPUs, nvidia-smi -q {len(host.gpus)}"

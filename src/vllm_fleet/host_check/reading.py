@@ -55,7 +55,7 @@ class Observation:
         ran = self.mapping("commands", command)
         return "\n".join(str(ran.get(stream) or "").strip() for stream in ("stdout", "stderr")).strip()
 
-    def output(self, command: str) -> str:
+    def output(self, command: str, *, may_be_empty: bool = False) -> str:
         """What a command that ended well printed, to its end."""
         ran = self.mapping("commands", command)
         stdout = ran.get("stdout")
@@ -66,6 +66,8 @@ class Observation:
         if ran.get("rc") != 0:
             said = " ".join(self.said(command).split())[:200]
             raise UnreadableError(f"`{command}` ended with {ran.get('rc')}: {said or 'no output'}")
+        if may_be_empty and stdout == "":
+            return ""
         if not isinstance(stdout, str) or not stdout.strip():
             raise UnreadableError(f"`{command}` printed nothing")
         if ran.get("cut") or not stdout.endswith("\n"):

@@ -17,7 +17,7 @@ TIE_NATS = 0.5
 PIECE_SECONDS = 5e-6  # to post one piece of a transfer, at most; 3.3 us on average, measured on H200
 SLOW_CAUSES = {
     "nvlink": "UCX has usually fallen back to TCP: no IMEX channel in the container, KV memory that is not "
-    "exportable (cumem allocator off), or UCX_TLS without cuda_ipc",
+    "exportable (cumem allocator off), UCX_TLS without cuda_ipc, or GPUs without NVLink",
     "rdma": "UCX has usually fallen back to TCP: no RDMA device in the container, UCX_NET_DEVICES naming "
     "another one, or a memlock limit",
     "tcp": "UCX_NET_DEVICES may name a slow interface, or the hosts are busy",

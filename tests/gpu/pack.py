@@ -82,7 +82,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SHARED: dict[str, dict[str, Any]] = {
     "shared": {"fleet_pools": pair(HALF)},
     "shared_64": {"fleet_pools": pair(HALF | {"block_size": 64})},
-    "shared_128": {"fleet_pools": pair(HALF | {"block_size": 128})},
     "shared_rollouts": {"fleet_pools": pair(HALF), "fleet_profile": "rl"},
 }
 """Of these all engines get GPU 0, which no plan does: for what a machine with one GPU can show."""

@@ -679,7 +679,6 @@ SCENARIOS: dict[str, tuple[str, Scenario, bool | None]] = {
     "fabric": _of(mapping, "fabric", channel=True),
     "shared": _of(shared, "shared"),
     "shared_64": _of(shared, "shared_64"),
-    "shared_128": _of(shared, "shared_128"),
     "shared_rollouts": _of(rollouts, "shared_rollouts", channel=True),
     "uneven": _of(pair, "uneven"),
     "wide": _of(pair, "wide"),

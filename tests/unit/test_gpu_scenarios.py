@@ -234,7 +234,7 @@ def test_a_prefill_that_cannot_come_back_alone_comes_back_with_its_decode(harnes
     assert set(done["restart_both"]) == {"prefill-gpu-01-0", "decode-gpu-01-1"}
 
 
-@pytest.mark.parametrize(("name", "block"), [("shared", 16), ("shared_128", 128)])
+@pytest.mark.parametrize(("name", "block"), [("shared", 16), ("shared_64", 64)])
 def test_engines_that_share_a_gpu_are_compared_before_and_after_their_pool_is_used_up(
     harness, tmp_path, name, block
 ):

@@ -551,7 +551,9 @@ def main() -> None:
         keep(Path(file))
     every = newest()
     PAGE.write_text(page(PAGE.read_text(), every))
-    PLOT.write_text(plot(next(found for found in every if FLEETS.keys() & found["scenarios"].keys())))
+    with_loads = [found for found in every if FLEETS.keys() & found["scenarios"].keys()]
+    if with_loads:
+        PLOT.write_text(plot(with_loads[0]))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def share(plan: dict[str, Any]) -> dict[str, Any]:
     host["gpus"] = 1
     for member in host["members"]:
         member["devices"] = [0]
-        # UCX reads memory of the same GPU over TCP, unless it is told to where there is no NVLink.
+        # Where it finds no NVLink, UCX reads even the same GPU's memory over TCP, unless it is told so.
         member["env"] |= {"CUDA_VISIBLE_DEVICES": "0", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
         member["container_options"]["devices"].remove("nvidia.com/gpu=1")
     return plan

@@ -1,4 +1,4 @@
-"""Write what run.py measured into the documentation: the tables of docs/benchmarks.md and the plot docs/gpu-itl.svg.
+"""Write what run.py measured into the documentation: the tables of docs/benchmarks.md and the plots beside it.
 
     python tests/gpu/report.py [RESULTS]
 
@@ -12,13 +12,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-PAGE, PLOT = ROOT / "docs/benchmarks.md", ROOT / "docs/gpu-itl.svg"
+PAGE = ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- tests/gpu/report.py writes from here -->", "<!-- to here -->"
 NEED_MORE = ("uneven", "wide")
 """Scenarios that need more than two GPUs."""
@@ -75,7 +76,7 @@ def report(results: dict[str, Any]) -> str:
     ]
     for section in (
         _verdicts,
-        _loads,
+        partial(_loads, plotted=plot_of(results).name),
         _overhead,
         _starts,
         _mappings,
@@ -121,8 +122,13 @@ def _computes(*scenarios: dict[str, Any]) -> list[str]:
     return [f"Engines computed with: {', '.join(sorted(kinds))}.", ""] if kinds else []
 
 
-def _loads(done: dict[str, Any]) -> Iterator[str]:
-    if not FLEETS.keys() & done.keys():
+def has_loads(done: dict[str, Any]) -> bool:
+    """Whether there is something to plot."""
+    return any("loads" in done.get(fleet, {}) for fleet in FLEETS)
+
+
+def _loads(done: dict[str, Any], plotted: str) -> Iterator[str]:
+    if not has_loads(done):
         return
     yield from ("#### Prefill and decode against the same GPUs as ordinary engines", "")
     yield from _computes(*(done.get(fleet, {}) for fleet in FLEETS))
@@ -152,7 +158,7 @@ def _loads(done: dict[str, Any]) -> Iterator[str]:
         )
     ]
     yield from table(head, rows)
-    yield from (f"![ITL p99 against the rate of requests]({PLOT.name})", "")
+    yield from (f"![ITL p99 against the rate of requests]({plotted})", "")
 
 
 def _overhead(done: dict[str, Any]) -> Iterator[str]:
@@ -179,6 +185,7 @@ def _starts(done: dict[str, Any]) -> Iterator[str]:
             "rollouts",
             "cached",
             "shared",
+            "shared_64",
             "shared_rollouts",
             *NEED_MORE,
         )
@@ -283,10 +290,13 @@ def _used_up(done: dict[str, Any]) -> Iterator[str]:
 
 
 def _sleep(done: dict[str, Any]) -> Iterator[str]:
-    told = done.get("rollouts") or done.get("shared_rollouts") or {}
-    if "steps" not in told:
-        return
-    yield from ("#### Sleep and wake, `vllm-fleet rollout` on both engines", "")
+    for scenario, more in (("rollouts", ""), ("shared_rollouts", " that share a GPU")):
+        if "steps" in (told := done.get(scenario, {})):
+            yield from (f"#### Sleep and wake, `vllm-fleet rollout` on both engines{more}", "")
+            yield from _slept(told)
+
+
+def _slept(told: dict[str, Any]) -> Iterator[str]:
     yield from _computes(told)
     rows = [
         [
@@ -430,8 +440,8 @@ def _proofs(done: dict[str, Any]) -> Iterator[str]:
                 cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
                 cells = (cells[1:5] + [None] * 4)[:4]
                 why = "" if number else "; ".join(one["why"])
-                rows.append([scenario, when.replace("_", " "), *cells, why])
-    yield from table(("scenario", "when", "verdict", "prompt", "KV", "rate", "because"), rows)
+                rows.append([scenario, when.replace("_", " "), *cells, one.get("attempts"), why])
+    yield from table(("scenario", "when", "verdict", "prompt", "KV", "rate", "attempts", "because"), rows)
 
 
 # --- the plot -------------------------------------------------------------------------------------
@@ -526,6 +536,11 @@ def newest() -> list[dict[str, Any]]:
     return [of[count] for count in sorted(of, reverse=True)]
 
 
+def plot_of(results: dict[str, Any]) -> Path:
+    """Where its plot is."""
+    return PAGE.with_name(f"gpu-itl-{len(results['gpus'])}gpu.svg")
+
+
 def _read(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
@@ -551,9 +566,9 @@ def main() -> None:
         keep(Path(file))
     every = newest()
     PAGE.write_text(page(PAGE.read_text(), every))
-    with_loads = [found for found in every if FLEETS.keys() & found["scenarios"].keys()]
-    if with_loads:
-        PLOT.write_text(plot(with_loads[0]))
+    for results in every:
+        if has_loads(results["scenarios"]):
+            plot_of(results).write_text(plot(results))
 
 
 if __name__ == "__main__":

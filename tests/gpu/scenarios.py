@@ -52,8 +52,8 @@ UNDER = "under the floor"
 ABSENT = "the host has no such program"
 EXPLAINED = {"reachable": "what came of dialing", "cdi-fresh": "no CDI specification of nvidia.com/gpu"}
 """Check -> what it sees where nobody dials, and where `nvidia-ctk` is one of the programs that are not there."""
-ALONE = {"nvlinks": "no NVLink", "fabric-state": "N/A"}
-"""Check -> what it sees of a GPU that is the only one of a machine."""
+ALONE = {"nvlinks": "no NVLink", "fabric-state": "State N/A", "gpu-count": "the inventory says 1"}
+"""Check -> what it sees of a GPU that is the only one of a machine, or of a plan."""
 
 
 @contextmanager
@@ -94,7 +94,8 @@ def proof(machine: Machine) -> dict[str, Any]:
     lines = done.get("msg", "").splitlines()
     # The first says how many pairs failed, each of the others why one did.
     why = [line.removeprefix("- ") for line in lines[1:]] or lines
-    return {"passed": not done.get("failed"), "table": done.get("table"), "why": why}
+    attempts = max((pair["attempts"] for pair in done.get("pairs", [])), default=None)
+    return {"passed": not done.get("failed"), "table": done.get("table"), "attempts": attempts, "why": why}
 
 
 def unproved(told: Mapping[str, Any]) -> list[str]:
@@ -618,15 +619,14 @@ def shared(packs: Path, out: Path, result: dict[str, Any], variant: str) -> list
         result["fresh"] = _whole(machine, 0)
         result["prompts"] = use_up(machine, result["kv_tokens"])
         result["used_up"] = _whole(machine, 500)
+        many = MANY_PIECES * layers(machine)
     why = [*unexplained(result["host_check"], EXPLAINED | ALONE), *why_no_figures(result)]
     for when in ("fresh", "used_up"):
         own = [*_each(unlike, result[when], "tokens"), *_each(unproved, result[when], "proof")]
         why += [f"{when.replace('_', ' ')}: {reason}" for reason in own]
-    fresh, after = (result[when]["rate"].get("descriptors_each") or 0 for when in ("fresh", "used_up"))
-    if after <= fresh:
-        why.append(
-            f"used up: a transfer is in {after:g} pieces, and was in {fresh:g}: the pool was not used up"
-        )
+    pieces = result["used_up"]["rate"].get("descriptors_each") or 0
+    if pieces <= many:
+        why.append(f"used up: a transfer is in {pieces:g} pieces, as of a pool that was not")
     return why
 
 

@@ -186,7 +186,7 @@ TABLE = [
               stdout="<inactive>".join(records[P]["observed"]["commands"]["nvlink"]["stdout"].rsplit("50 GB/s", 1))),
           {"nvlinks": [P]}, "GPU 3: 17 of 18 links are up"),
     Fault("a link that is not even listed", command("nvlink", "\t Link 17: 50 GB/s\n", "", P), {"nvlinks": [P]}, "GPU 0: 17 of 18 links are up"),
-    Fault("a machine without NVLink, of which nvidia-smi prints nothing", seen("commands", "nvlink", "stdout", value=""), {"nvlinks": [P]}, "its GPUs have no NVLink"),
+    Fault("a machine without NVLink, of which nvidia-smi prints nothing", seen("commands", "nvlink", "stdout", value=""), {"nvlinks": [P]}, "nvidia-smi shows no NVLink"),
     Fault("the fabric is degraded", last_gpu("Bandwidth                                  : Full", "Bandwidth                                  : Degraded"),
           {"fabric-health": [P]}, "GPU 3: Healthy, bandwidth Degraded"),
     Fault("the fabric is unhealthy", last_gpu("Summary                                    : Healthy", "Summary                                    : Unhealthy"),

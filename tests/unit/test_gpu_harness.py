@@ -393,7 +393,7 @@ def results():
 def test_the_documentation_is_what_the_results_give(results):
     page = report.PAGE.read_text()
     assert page == report.page(page, report.newest()), "run: python tests/gpu/report.py"
-    assert report.PLOT.read_text() == report.plot(results)
+    assert report.plot_of(results).read_text() == report.plot(results)
 
 
 def test_an_invalid_run_is_no_figure(results):
@@ -421,7 +421,12 @@ def runs(value):
             yield from runs(one)
 
 
-def test_no_table_has_a_figure_of_an_invalid_run(results):
+KEPT = {report.machine(found): found for found in report.newest()}
+"""Machine -> the newest results of it."""
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_no_table_has_a_figure_of_an_invalid_run(kept):
     """Every figure of a run is replaced by one that is found nowhere else: none of them may be told."""
 
     def marked(value):
@@ -430,6 +435,7 @@ def test_no_table_has_a_figure_of_an_invalid_run(results):
         return 98765.4 if isinstance(value, float) or value is None else value
 
     figures = ("ms", "ttft_ms", "itl_ms", "kv_gbps", "post_ms_each", "output_tokens_per_second")
+    results = copy.deepcopy(KEPT[kept])
     done = results["scenarios"]
     done = results["scenarios"] = {
         name: one for name, one in done.items() if "it broke" not in "".join(one["why"])
@@ -526,9 +532,10 @@ def test_of_each_number_of_gpus_the_newest_results_are_told(results, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "left_out", ["pair", "ordinary", "experts", "rollouts", "gate", "cached", "per_transfer", "fabric"]
+    ("kept", "left_out"), [(kept, name) for kept, found in KEPT.items() for name in found["scenarios"]]
 )
-def test_a_scenario_that_was_not_run_or_broke_early_leaves_the_others(results, left_out):
+def test_a_scenario_that_was_not_run_or_broke_early_leaves_the_others(kept, left_out):
+    results = copy.deepcopy(KEPT[kept])
     del results["scenarios"][left_out]
     assert "###" in report.report(results)
     assert report.plot(results).startswith("<svg")
@@ -536,6 +543,25 @@ def test_a_scenario_that_was_not_run_or_broke_early_leaves_the_others(results, l
     results["scenarios"][left_out] = broken
     assert "it broke" in report.report(results)
     assert report.plot(results).startswith("<svg")
+
+
+def test_what_a_machine_of_one_gpu_skips_hides_nothing_that_it_ran():
+    results = copy.deepcopy(KEPT["1x NVIDIA H200"])
+    skipped = {
+        "ok": False,
+        "begun": "then",
+        "seconds": 0,
+        "commit": "abc",
+        "why": [],
+        "skipped": "it needs 2 GPUs",
+    }
+    results["scenarios"] = {**dict.fromkeys(SCENARIOS, skipped), **results["scenarios"]}
+    text = report.report(results)
+    assert "| sleep 1 | 15.22 |" in text
+    assert "| 64 | 326,592 | after 21 long prompts | 2,304 |" in text
+    assert not report.has_loads(results["scenarios"])
+    for words in ("against the same GPUs as ordinary engines", ".svg"):
+        assert words not in text
 
 
 # --- make gpu -----------------------------------------------------------------------------------------------------

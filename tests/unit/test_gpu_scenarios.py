@@ -250,7 +250,22 @@ def test_engines_that_share_a_gpu_are_compared_before_and_after_their_pool_is_us
 
 def test_a_pool_that_was_not_used_up_shows_nothing(harness):
     assert harness("shared", gpus=1, NEVER_USED_UP="1")["why"] == [
-        "used up: a transfer is in 36 pieces, and was in 36: the pool was not used up"
+        "used up: a transfer is in 36 pieces, as of a pool that was not"
+    ]
+
+
+def test_only_a_gpu_that_is_shared_may_have_no_nvlink(harness):
+    seen = {
+        "nvlinks": "nvidia-smi shows no NVLink; by default UCX then reads KV over TCP",
+        "fabric-state": "GPU 0: State N/A, Status N/A",
+        "gpu-count": "2 GPUs, the inventory says 1",
+    }
+    bad = [{"check": check, "level": "fail", "seen": words} for check, words in seen.items()]
+    alone = CHANNEL | {"findings": [*CHANNEL["findings"], *bad]}
+    for name in ("shared", "shared_rollouts"):
+        assert harness(name, gpus=1, host_check=alone)["ok"]
+    assert harness("rollouts", host_check=alone)["why"] == [
+        f"the host check {check} failed: {words}" for check, words in seen.items()
     ]
 
 

@@ -500,10 +500,9 @@ def nvlinks(host: Host) -> Found:
     # Of a machine without NVLink it prints nothing, and ends well.
     links = reading.links(host.seen.output("nvlink", may_be_empty=True))
     if not links:
-        remedy = "Take hosts whose GPUs have NVLink, or set fleet_kv_transport: rdma or tcp."
-        return wrong(
-            checks.NVLINKS, "its GPUs have no NVLink, and UCX then reads their memory over TCP", remedy
-        )
+        remedy = "Take hosts whose GPUs have NVLink, or see `GPUs without NVLink` in docs/cuda-engines.md."
+        seen = "nvidia-smi shows no NVLink; by default UCX then reads KV over TCP"
+        return wrong(checks.NVLINKS, seen, remedy)
     if len(links) != len(host.gpus):
         raise UnreadableError(
             f"`nvidia-smi nvlink -s` shows {len(links)} GPUs, nvidia-smi -q {len(host.gpus)}"

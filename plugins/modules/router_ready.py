@@ -9,7 +9,8 @@ description:
     asks for one completion. A unit that failed or was restarted fails the module at once, with the last lines
     of its log.
   - With O(front) only asks for one completion and one chat completion, and warns of a certificate that ends
-    within 30 days. HTTP 200 alone does not count.
+    within 30 days. HTTP 200 alone does not count. A front that says 503 is asked again, because the router
+    finds an engine that has just come back only when it looks at it next.
   - Changes nothing on the host, so it runs in check mode too.
 options:
   url:
@@ -59,7 +60,7 @@ options:
     type: dict
     default: {}
   timeout:
-    description: Seconds until the router must be ready.
+    description: Seconds until the router must be ready, or the front no longer answer 503.
     type: float
     default: 60
   request_timeout:
@@ -118,6 +119,7 @@ from ansible.module_utils.fleet_unit import UnitError, journal_tail, unit_state
 
 QUICK = 5.0
 PAUSE = 0.5
+UNAVAILABLE = 503
 CERTIFICATE_DAYS = 30  # of notice
 WORKERS_ADVICE = (
     "The router's list is fixed when it starts: start one with the declared engines, and check that each of "
@@ -307,14 +309,18 @@ class Check:
             )
 
     def generate(self, paths: list[str]) -> dict[str, str]:
-        try:
-            return {path: generate(self.url, path, self.params) for path in paths}
-        except HttpError as fault:
-            what = "front" if self.params["front"] else "router"
-            self.fail(
-                f"No answer came through the {what}: {fault}. Run the proof (playbooks/prove.yml) to see "
-                "which engine it is"
-            )
+        what = "front" if self.params["front"] else "router"
+        deadline = time.monotonic() + (self.params["timeout"] if self.params["front"] else 0)
+        while True:
+            try:
+                return {path: generate(self.url, path, self.params) for path in paths}
+            except HttpError as fault:
+                if fault.status != UNAVAILABLE or time.monotonic() >= deadline:
+                    self.fail(
+                        f"No answer came through the {what}: {fault}. Run the proof (playbooks/prove.yml) to "
+                        "see which engine it is"
+                    )
+            time.sleep(PAUSE)
 
 
 def main() -> None:

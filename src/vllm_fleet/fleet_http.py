@@ -17,7 +17,14 @@ EXCERPT = 300
 
 
 class HttpError(Exception):
-    """An exchange that gave nothing usable; the text names the URL and what was seen."""
+    """An exchange that gave nothing usable; the text names the URL and what was seen.
+
+    `status` is that of an answer that was not 200, else None.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Answer:
     def expect_ok(self) -> Answer:
         """Itself; HttpError for any status but 200."""
         if self.status != 200:
-            raise HttpError(f"{self.url} answered {self.status}: {self.excerpt}")
+            raise HttpError(f"{self.url} answered {self.status}: {self.excerpt}", self.status)
         return self
 
     def json(self) -> dict[str, Any]:

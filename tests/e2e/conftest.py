@@ -102,7 +102,7 @@ class Stream:
 
 
 @contextmanager
-def steady_stream(clients: int = 2, pause: float = 1.0, most: int = 500) -> Iterator[Stream]:
+def steady_stream(clients: int = 2, pause: float = 2.5, most: int = 500) -> Iterator[Stream]:
     """Keep streaming completions from several clients while the block runs; each must come whole and with a text."""
     stream, stop = Stream(), threading.Event()
 

@@ -25,6 +25,9 @@ class FakeRouter:
             "/v1/chat/completions": {"choices": [{"message": {"content": "hi"}, "finish_reason": "length"}]},
         }
         self.status = {}
+        self.unavailable = 0
+        """Requests that are answered 503 first."""
+        self.asked = []
         self._data = data
 
     def speaks(self, mode):
@@ -32,6 +35,10 @@ class FakeRouter:
             self.pages[f"/{name}"] = json.loads(self._data(f"router-{mode}-{name}.json"))
 
     def _answer(self, path, _body):
+        self.asked.append(path)
+        if self.unavailable:
+            self.unavailable -= 1
+            return 503, {"error": "No available workers: 0 prefill, 1 decode"}
         return self.status.get(path, 200), self.pages[path]
 
 
@@ -156,6 +163,20 @@ def test_a_front_without_chat_fails(check, router):
         "choices": [{"message": {"content": None}, "finish_reason": "stop"}]
     }
     assert "No answer came through the front" in check(front=True, unit=None)["msg"]
+
+
+def test_a_front_whose_router_has_not_found_an_engine_yet_is_asked_again(check, router):
+    router.unavailable = 2
+    assert check(front=True, unit=None, timeout=30)["answers"]
+    assert router.asked == ["/v1/completions"] * 3 + ["/v1/chat/completions"]
+    router.unavailable = 1000
+    assert "answered 503: " in check(front=True, unit=None, timeout=0.6)["msg"]
+
+
+def test_no_other_answer_of_the_front_is_waited_for(check, router):
+    router.status["/v1/completions"] = 500
+    assert "answered 500: " in check(front=True, unit=None, timeout=60)["msg"]
+    assert router.asked == ["/v1/completions"]
 
 
 def test_the_mode_is_required_for_a_router(check):

@@ -148,13 +148,13 @@ def test_a_fleet_under_load_sleeps_wakes_and_loses_no_request(control):
 
 
 def test_the_playbook_does_the_same_and_aborts_where_that_is_said(fleet, rl, control):
-    # Most wait for a slot, and their prefill for them; on a busy machine the first may be done before the play is there.
-    with load(4 * SLOTS) as seen:
+    # Half of them wait for a slot, and their prefill for them; on a busy machine the first are done before the play is there.
+    with load(2 * SLOTS) as seen:
         done = fleet.play("rollout", "-e", "action=sleep rollout_mode=abort rollout_level=2", inventory=rl)
         assert done.rc == 0, done.output[-4000:]
         assert f"{DECODE} decode 2 asleep 2 discarded" in done.words
-    assert seen.ends["abort"] > SLOTS, seen.failed
-    assert seen.ends["abort"] + seen.ends["length"] == 4 * SLOTS, (seen.ends, seen.failed)
+    assert seen.ends["abort"] >= SLOTS, seen.failed
+    assert seen.ends["abort"] + seen.ends["length"] == 2 * SLOTS, (seen.ends, seen.failed)
     assert "asleep 2 discarded" in fleet.play("status", inventory=rl).words
 
     done = fleet.play("rollout", "-e", "action=wake", inventory=rl)
